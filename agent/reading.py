@@ -18,6 +18,7 @@ class Reading(AgentProtocol):
     """The single-turn protocol (see module)."""
 
     name = "reading"
+    forces_answer = False
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
         closed = state.given is None

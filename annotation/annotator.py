@@ -17,7 +17,7 @@ from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
-from base.errors import EndpointError, JudgeError, RetrievalError
+from base.errors import EndpointError, RetrievalError
 from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
 from rewards.guessable import guessable
@@ -75,7 +75,7 @@ class Annotator:
         """
         try:
             return await self._annotate(question, report_progress)
-        except (EndpointError, RetrievalError, JudgeError) as error:
+        except (EndpointError, RetrievalError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
             return AnnotatedQuestion(question, failure=Failure.of(question.id, "annotate", error))

@@ -6,10 +6,11 @@ one engine and one precision. They differ only in the data that they learn from.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from analysis.comparison import Scored
-from base.errors import BranchwiseError
+from base.errors import BranchwiseError, ConfigError
 from evaluation.scoring import score_failure
 from runs.evaluation.question_set import evaluation_data
 from runs.factories import model_folder
@@ -50,6 +51,21 @@ class Arm:
     before: "Arm | None" = None
     min_pairs: int = 0
     paper: str = ""
+
+
+def make_start(runner: StudyRunner) -> None:
+    """Runs the warm start that all arms start from.
+
+    Raises:
+        ConfigError: If the recipe names another policy.
+    """
+    made, named = model_folder(runner.context.run, START), runner.recipe.policy.trainable
+    if Path(named) != made:
+        raise ConfigError(
+            f"policy.model is {named}, but the warm start of this study will be {made}: add "
+            f"--set policy.model={made}, or omit --run"
+        )
+    runner.run_stage("warm-start")
 
 
 class TooFewPairs(BranchwiseError):

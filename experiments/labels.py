@@ -52,6 +52,9 @@ Values = Mapping[tuple[str, int], tuple[float, int]]
 def labels(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     run = existing_run(runner.context.run)
+    spre = run.recipe.rewards
+    if not isinstance(spre, SpreSettings):
+        raise ConfigError(f"study labels: rewards.scheme is `{spre.scheme}`; use a run of spre")
     sample = sample_pairs(comparisons(run), SAMPLE, run.recipe.seed)
     runner.context.log(f"study: {len(sample)} sibling pairs, {ROLLOUTS} fresh rollouts per side")
     if runner.context.dry_run:
@@ -61,9 +64,6 @@ def labels(runner: StudyRunner) -> None:
     answers = {pair.tree_id: pair.answers for pair in sample}
     trees = [tree.nodes for tree in stored_trees(run, only=answers)]
     found = []
-    spre = run.recipe.rewards
-    if not isinstance(spre, SpreSettings):
-        raise ConfigError(f"study labels: rewards.scheme is `{spre.scheme}`; use a run of spre")
     for alpha in ALPHAS:
         rewards = spre.model_copy(update={"alpha": alpha})
         scheme = Spre(run.recipe.model_copy(update={"rewards": rewards}))

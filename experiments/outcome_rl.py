@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from analysis.table import Sheet, number, percent
-from experiments.arms import Arm, EvaluatedArm, evaluate_arms
+from experiments.arms import Arm, EvaluatedArm, evaluate_arms, make_start
 from experiments.report import Claim, known_mean, write_report
 from runs.studies.output import svg
 from runs.studies.study_runner import StudyRunner
@@ -37,7 +37,7 @@ def compare_rewards(
     Args:
         curves: Names in `metrics.jsonl` to plot over the batches.
     """
-    runner.run_stage("warm-start")
+    make_start(runner)
     for done in evaluate_arms(runner, arms, TEST):
         if runner.context.dry_run:
             continue

@@ -10,15 +10,11 @@ frequent answer.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
-from base.errors import ConfigError
-from experiments.arms import Arm, EvaluatedArm, evaluate_arms, predictions_of
+from experiments.arms import Arm, EvaluatedArm, evaluate_arms, make_start, predictions_of
 from experiments.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
 from experiments.report import Stratum, write_report
-from runs.factories import model_folder
 from runs.studies.study_runner import Study, StudyRunner
-from runs.training.start import WARM_START
 
 TEST = {"evaluation.split": "test"}
 BASELINES = ("majority", "closed-book", "one-shot", "oracle")
@@ -40,26 +36,11 @@ DPO, SFT = (
 
 def real_dpo(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    check_same_start(runner)
-    runner.run_stage("warm-start")
+    make_start(runner)
     runner.run_stage("annotate")
     beside = list(baselines(runner))
     for done in evaluate_arms(runner, arms(DPO, SFT), TEST):
         write_report(runner, "real-dpo", [*beside, *done], CLAIMS, STRATA)
-
-
-def check_same_start(runner: StudyRunner) -> None:
-    """Checks that the policy that grows the trees is the warm start of the study.
-
-    Raises:
-        ConfigError: If the recipe names another one.
-    """
-    made, named = model_folder(runner.context.run, WARM_START), runner.recipe.policy.trainable
-    if Path(named) != made:
-        raise ConfigError(
-            f"policy.model is {named}, but the warm start of this study will be {made}: add "
-            f"--set policy.model={made}, or omit --run"
-        )
 
 
 def baselines(runner: StudyRunner) -> Iterator[EvaluatedArm]:

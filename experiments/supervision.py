@@ -32,16 +32,14 @@ from statistics import fmean
 from analysis.table import Sheet
 from experiments.arms import START, Arm, EvaluatedArm, run_arm
 from experiments.report import Claim, known_mean, write_report
+from runs.costs import TREE_CALLS
 from runs.factories import model_folder
 from runs.recipe_file import load_recipe
+from runs.seal import LEDGER
 from runs.studies.output import svg
-from runs.studies.study_runner import (
-    StageTotals,
-    Study,
-    StudyRunner,
-    overrides,
-    with_sibling_run,
-)
+from runs.studies.study_runner import Study, StudyRunner, overrides, with_sibling_run
+from storage.call_history import read_call_history
+from storage.ledger_rows import Totals
 from training.curves import read_metrics
 
 NAME = "supervision"
@@ -116,13 +114,14 @@ def supervision(runner: StudyRunner) -> None:
     for seed in runner.seeds:
         own = replication(runner, seed)
         grows = any(one.arm in ON_TREES for one in done)
-        trees = own.run_stage("annotate") if grows else {}
+        if grows:
+            own.run_stage("annotate")
         for one in done:
             if one.arm.trainer:
                 asked = trained_in(own, one.arm, search_r1)
                 run_arm(asked, one, seed, TEST)
                 if not runner.context.dry_run:
-                    costs.append(cost_of(asked, one, seed, trees))
+                    costs.append(cost_of(asked, one, seed))
             elif not one.predictions:
                 run_arm(search_r1 if one.arm in SEARCHING else runner, one, seed, TEST)
         report(runner, done, costs)
@@ -175,7 +174,7 @@ def trained_in(own: StudyRunner, arm: Arm, search_r1: StudyRunner) -> StudyRunne
     return in_search_r1(alone, search_r1.context.run) if searches else alone
 
 
-def cost_of(own: StudyRunner, done: EvaluatedArm, seed: int, trees: StageTotals) -> Cost:
+def cost_of(own: StudyRunner, done: EvaluatedArm, seed: int) -> Cost:
     """Returns what the arm's trees, or its rollouts, and its last training took."""
     curve = read_metrics(Path(done.trainings[-1]["model"]))
     assert done.arm.trainer is not None, "the start costs nothing"
@@ -184,13 +183,23 @@ def cost_of(own: StudyRunner, done: EvaluatedArm, seed: int, trees: StageTotals)
     trained = (
         sum(line["trained_tokens"] for line in curve) if rollouts else curve[-1].get("tokens", 0)
     )
+    calls: float
+    generated: float
     if done.arm in ON_TREES:
-        calls, generated = trees["calls"], trees["output_tokens"]
+        trees = tree_totals(own)
+        calls, generated = trees.calls, trees.output_tokens
         seconds += cpu_seconds(own, "annotate")
     else:
         calls, generated = drawn(curve, "calls"), drawn(curve, "policy_tokens")
     em = known_mean(row.em for row in done.predictions[seed]) or 0.0
     return Cost(done.arm.name, seed, 100 * em, calls, generated, trained, seconds / 3600)
+
+
+def tree_totals(runner: StudyRunner) -> Totals:
+    """Returns the totals of the calls that grew a run's trees, without its evaluations."""
+    history = read_call_history(runner.context.run / LEDGER, TREE_CALLS)
+    by_role = history.totals if history else ()
+    return sum((one for roles in by_role for one in roles.values()), Totals())
 
 
 def drawn(curve: Iterable[Mapping[str, float]], key: str) -> float:

@@ -21,9 +21,11 @@ from experiments.supervision import (
     replication,
     search_r1_start,
     trained_in,
+    tree_totals,
 )
 from runs.studies.output import write_sheets
-from runs.studies.study_runner import StageTotals, Study, StudyRunner, with_sibling_run
+from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
+from storage.ledger_rows import Totals
 from training.curves import read_metrics
 
 NAME = "supervision-rates"
@@ -43,7 +45,7 @@ def supervision_rates(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     seed = runner.seeds[0]
     own = replication(runner, seed)
-    trees = own.run_stage("annotate")
+    own.run_stage("annotate")
     start = EvaluatedArm(Arm(START))
     run_arm(own, start, seed, DEV)
     done = [start]
@@ -59,10 +61,10 @@ def supervision_rates(runner: StudyRunner) -> None:
                 EvaluatedArm(replace(kind, name=f"{kind.name}-{rate:g}", training=training))
             )
             run_arm(asked, done[-1], seed, DEV)
-            report(runner, done, trees)
+            report(runner, done, tree_totals(own))
 
 
-def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: StageTotals) -> None:
+def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: Totals) -> None:
     """Writes the table of all trials."""
     if runner.context.dry_run:
         return
@@ -76,14 +78,14 @@ def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: StageTotals
     write_sheets(runner, NAME, [Sheet("Trials on dev (per cent)", head, tuple(rows))])
 
 
-def batches_of(done: EvaluatedArm, trees: StageTotals) -> float | None:
+def batches_of(done: EvaluatedArm, trees: Totals) -> float | None:
     """Returns the number of batches whose rollouts generate as many tokens as the trees.
 
     Rollouts are taken to be as long as in this arm's training; None if it drew none.
     """
     curves = [read_metrics(Path(totals["model"])) for totals in done.trainings if totals]
     tokens = sum(drawn(curve, "policy_tokens") for curve in curves)
-    return trees["output_tokens"] * sum(map(len, curves)) / tokens if tokens else None
+    return trees.output_tokens * sum(map(len, curves)) / tokens if tokens else None
 
 
 STUDY = Study(

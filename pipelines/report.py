@@ -69,12 +69,11 @@ def _passages(run: Run, log: Log) -> dict[str, Passage]:
 
 def _about(run: Run) -> dict[str, Any]:
     recipe = run.recipe
+    sources = " and ".join(one.source for one in recipe.data.mix or (recipe.data,))
     provenance = object_inside(run.folder, "provenance.json", LOG_BYTES)
     return {
         "name": run.folder.name,
-        "summary": (
-            f"{recipe.agent.protocol} on {recipe.data.source}: {describe_search(recipe.mcts)}"
-        ),
+        "summary": (f"{recipe.agent.protocol} on {sources}: {describe_search(recipe.mcts)}"),
         "facts": {
             "policy": f"{recipe.policy.engine}: {recipe.policy.model}",
             "judge": recipe.judge.model if recipe.judge else "none",

@@ -29,12 +29,16 @@ from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
-from runs.annotation.stored_trees import pairs_table
+from runs.annotation.stored_trees import (
+    check_relabelling,
+    check_relabelling_current,
+    pairs_table,
+)
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
-from runs.evaluation.question_set import answering, data_settings
+from runs.evaluation.question_set import TRAINED, answering, data_settings
 from runs.factories import open_data, open_index
-from runs.folder import check_run_folder, existing_run, open_or_begin
+from runs.folder import Run, check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
 from runs.preflight import log_notes, model_files, require
 from runs.recipe import Recipe
@@ -45,8 +49,11 @@ from runs.training.rollouts import Rollouts
 from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
 from runs.training.tree_groups import TreeGroups, tree_groups
 from sources.load import Data, load_data
+from sources.splits import repeated_questions
 from storage.ledger import Ledger
+from storage.parts import write_part
 from storage.records import Message, Question
+from storage.schemas import rows_to_table, schema_of
 from training.arguments import check_has_lora
 from training.grpo.canary import Canary, tolerance_for
 from training.grpo.train import RolloutSource
@@ -66,6 +73,8 @@ def train_grpo(context: StageContext, label: Label = None, name: ModelName = "gr
     check_has_lora(context.recipe.training)
     if context.recipe.training.grpo.rollouts == "trees":
         return _on_trees(context, label, name)
+    if label is not None:
+        raise ConfigError("--label is for training.grpo.rollouts: trees; leave it out")
     return _on_rollouts(context, name)
 
 
@@ -89,7 +98,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     target = trained_folder(context, "grpo", name)
     data = open_data(recipe)
     trainings = list(_trainings(context, recipe, data.questions, target))
-    dev = dev_questions(recipe) if recipe.training.grpo.eval_every else ()
+    dev = dev_questions(recipe, data.questions) if recipe.training.grpo.eval_every else ()
     _announce(context, trainings)
     log_notes(context, recipe, data)
     if context.dry_run:
@@ -98,6 +107,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
         installed_vllm()  # a dry run does without
     retriever = open_index(recipe, data.passages, context.log)
+    sampled = {**answering(recipe), "temperature": recipe.policy.temperature}
     run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
@@ -105,6 +115,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         try:
             with gate.listening():
                 for training in trainings:
+                    _store_questions(run, training)
                     data_origin = {
                         "run": run.folder.name,
                         "run_id": run.id,
@@ -116,7 +127,8 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                             context,
                             training,
                             source,
-                            deciding=(retriever.digest, json.dumps(answering(recipe))),
+                            temperature=recipe.policy.temperature,
+                            deciding=(retriever.digest, json.dumps(sampled)),
                             previous_target=previous_target,
                             data=data_origin,
                         )
@@ -128,10 +140,24 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     return StageResult({"model": str(target), **report.totals(), **totals})
 
 
+def _store_questions(run: Run, training: _Training) -> None:
+    """Stores the questions of a training, so that no evaluation of its policy asks them."""
+    table = f"{TRAINED}/{training.target.name}/questions"
+    rows = rows_to_table(training.questions, schema_of(table), run.id)
+    run.commit([write_part(run.folder, table, rows)])
+
+
 def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:
     recipe, run = context.recipe, existing_run(context.run)
-    settings = recipe.training.grpo
+    settings, drawn = recipe.training.grpo, run.recipe
+    if settings.ratio == "engine":
+        raise ConfigError(
+            "training.grpo.ratio: trees store no log-probabilities of the engine. Set ratio: "
+            "trainer"
+        )
+    check_relabelling(run, label)
     table = f"{pairs_table(label).rpartition('/')[0]}/labels" if label else "trees"
+    check_relabelling_current(run, table)
     start = validated_start_policy(context, run, table)
     target = trained_folder(context, "grpo", name)
     trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
@@ -149,6 +175,9 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
         context,
         _Training(recipe, target, [question for question, _ in trees]),
         source,
+        temperature=drawn.policy.temperature
+        if drawn.mcts.temperature is None
+        else drawn.mcts.temperature,
         deciding=(run.id, table, data["digest"]),
         data=data,
     )
@@ -160,6 +189,7 @@ def _train(
     training: _Training,
     source: RolloutSource,
     *,
+    temperature: float,
     deciding: Sequence[str],
     data: dict[str, Any],
     previous_target: Path | None = None,
@@ -167,6 +197,7 @@ def _train(
     """Trains, and draws the curves.
 
     Args:
+        temperature: Sampling temperature of the rollouts or tree nodes.
         previous_target: Folder of the stage that this one continues from.
     """
     recipe = training.recipe
@@ -181,7 +212,7 @@ def _train(
         start=recipe.policy.trainable,
         target=training.target,
         seed=recipe.seed,
-        temperature=recipe.policy.temperature,
+        temperature=temperature,
         deciding=(questions_digest(training.questions), rewards, *deciding, *initial_adapter_hash),
         begin_with=adapter,
         resume=context.resume,
@@ -226,6 +257,11 @@ def rollout_recipe(context: StageContext) -> Recipe:
     recipe = context.recipe
     settings, policy = recipe.training.grpo, recipe.policy
     check_servable(policy)
+    if recipe.asked_verifier is not None:
+        raise ConfigError(
+            "verifier: train-grpo does not ask a verifier, so correct refusals would lose their "
+            "reward. Set verifier: null"
+        )
     if policy.temperature == 0:
         raise ConfigError(
             "policy.temperature is 0, so all rollouts of a question are the same. Set it to 1.0"
@@ -271,7 +307,8 @@ def _with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
             f"training.grpo.stages: rewards of stage {stage.name}: {describe_errors(error)}"
         ) from error
     grpo = recipe.training.grpo
-    block = grpo.model_copy(update={"batches": stage.batches or grpo.batches})
+    # Without the other stages, so that a change of one does not repeat the finished ones.
+    block = grpo.model_copy(update={"batches": stage.batches or grpo.batches, "stages": ()})
     training = recipe.training.model_copy(update={"grpo": block})
     return recipe.model_copy(update={"rewards": changed, "training": training})
 
@@ -294,11 +331,22 @@ def _selected(
     return found
 
 
-def dev_questions(recipe: Recipe) -> Sequence[Question]:
-    """Returns the questions of the split `dev` that are answered now and then."""
-    evaluation = recipe.evaluation.model_copy(update={"split": "dev", "set": None})
+def dev_questions(recipe: Recipe, trained: Sequence[Question]) -> Sequence[Question]:
+    """Returns the questions of the split `dev` that are answered now and then.
+
+    Raises:
+        ConfigError: If some of them are trained on.
+    """
+    evaluation = recipe.evaluation.model_copy(update={"split": "dev", "set": None, "mix": ()})
     settings = data_settings(recipe.model_copy(update={"evaluation": evaluation}), _DEV_QUESTIONS)
-    return load_data(settings, recipe.seed, unfit=protocol_of(recipe.agent).unfit).questions
+    dev = load_data(settings, recipe.seed, unfit=protocol_of(recipe.agent).unfit).questions
+    if shared := repeated_questions(dev, trained):
+        raise ConfigError(
+            f"training.grpo.eval_every: {len(shared)} of {len(dev)} questions of the split `dev` "
+            f"are trained on, such as {shared[0].question!r}. Set data.split: train, or "
+            "eval_every: 0"
+        )
+    return dev
 
 
 def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:

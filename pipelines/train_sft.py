@@ -8,7 +8,12 @@ trajectories. Writes `models/<run>/sft/`, or a sibling folder with `--name`.
 
 from agent.protocols import protocol_of
 from base.errors import ConfigError
-from runs.annotation.stored_trees import pairs_of, pairs_table, stored_trees
+from runs.annotation.stored_trees import (
+    check_relabelling,
+    pairs_of,
+    pairs_table,
+    stored_trees,
+)
 from runs.folder import Run, existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
@@ -21,6 +26,8 @@ def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft
     """Runs the stage (see module)."""
     recipe, settings = context.recipe, context.recipe.training.sft
     run, chosen = existing_run(context.run), settings.examples == "chosen"
+    if chosen:
+        check_relabelling(run, label)
     table = pairs_table(label) if chosen else "trees"
     examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
     start = validated_start_policy(context, run, table)

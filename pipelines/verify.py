@@ -25,6 +25,7 @@ from engines.settings import ModelSettings
 from retrieval.interface import Retriever
 from runs.annotation.commit import Committer, restate_questions
 from runs.annotation.tree_growing import annotator_for
+from runs.evaluation.question_set import TRAINED
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_same_inputs, existing_run, noted_inputs
 from runs.inputs import inputs_of
@@ -132,7 +133,13 @@ def _rebuild(
 
 
 def _remedy(part: PartInfo) -> str:
-    stages = {"eval": "eval", "relabelled": "relabel", "survival": "diagnose", "select": "select"}
+    stages = {
+        "eval": "eval",
+        "relabelled": "relabel",
+        "survival": "diagnose",
+        "select": "select",
+        TRAINED: "train-grpo",
+    }
     stage = stages.get(part.table.partition("/")[0], "annotate")
     return f"rerun `branchwise {stage}`, which replays the ledger"
 

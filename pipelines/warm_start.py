@@ -8,7 +8,7 @@ was found, otherwise "None" and another query, and the gold answer at the end. T
 also search too much, take searches back and refuse (`training.warm_start.traces`): habits for later
 training to remove. The setting `training.warm_start.reading` adds examples of reading a passage
 among others. Uses questions of split `warm` only; other stages use other splits. Writes
-`models/<run>/warm-start/`.
+`models/<run>/warm-start/`, or a sibling folder with `--name`.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from typing import Any
 from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
 from base.errors import ConfigError
-from base.safe_files import reject_special_files
 from retrieval.index import open_retriever
 from retrieval.settings import RetrievalSettings
-from runs.factories import model_folder, open_index
+from runs.factories import open_index
 from runs.preflight import require, start_files
 from runs.recipe import Recipe
-from runs.stage import StageContext, StageResult
+from runs.stage import ModelName, StageContext, StageResult
+from runs.training.start import WARM_START, trained_folder
 from sources.load import load_data, unanswerable
 from sources.settings import DataSettings, SetSettings
 from training.examples import StepExample
@@ -44,7 +44,7 @@ REMEDIES: Mapping[str, str] = {
 }
 
 
-def warm_start(context: StageContext) -> StageResult:
+def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResult:
     """Runs the stage (see module)."""
     recipe, settings = context.recipe, context.recipe.training.warm_start
     drawn = warm_part(recipe, context.limit or settings.questions)
@@ -60,8 +60,7 @@ def warm_start(context: StageContext) -> StageResult:
     left_out = Counter(
         f"left out, {reason}" for q in data.questions if (reason := protocol.unfit(q))
     )
-    target = model_folder(context.run, "warm-start")
-    reject_special_files(target, linked=False)
+    target = trained_folder(context, WARM_START, name)
     context.log(f"warm-start: {len(questions)} questions of the split `warm` → {target}")
     for line in data.describe_notes():
         if line.startswith("warning"):

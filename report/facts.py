@@ -6,7 +6,8 @@ memory.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from analysis.significance import paired_bootstrap, wilson
 from base.plain_json import as_object
 from storage.manifest import Manifest, load_manifest
-from storage.parts import read_parts
+from storage.parts import question_ids, read_parts
 from storage.records import Failure
 from storage.schemas import table_to_records
 from storage.views import connect, rows_of
@@ -74,6 +75,21 @@ DISTRIBUTIONS = {
 }
 """SQL of each distribution. Bins are [low, high)."""
 
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A policy's EM by question (source and id), and the ids of the questions that failed."""
+
+    em: Mapping[str, float]
+    failed: Set[str]
+
+    def of(self, question: str) -> float | None:
+        """Returns the EM of a question, 0 if it failed; None if the policy was not asked it."""
+        failed = question.rpartition(_UNIT)[2] in self.failed
+        return self.em.get(question, 0.0 if failed else None)
+
+
+_UNIT = "\x1f"
 MOST_POINTS = 400
 """Maximum number of points of a training curve on the page; longer curves are thinned."""
 
@@ -132,15 +148,16 @@ def trainings(models: Path) -> dict[str, list[dict[str, Any]]]:
 def evaluations(run: Path, seed: int) -> list[dict[str, Any]]:
     """Returns each evaluation of the run: a row per policy, and differences in EM.
 
-    Intervals are 95 %: Wilson's for a policy's EM, a paired bootstrap for a difference. A question
-    that failed counts as wrong, as in the tables of `branchwise eval`. Policies whose evaluation
-    has not finished are left out.
+    Intervals are 95 %: Wilson's for a policy's EM, a paired bootstrap for a difference over the
+    questions that both were asked. A question that failed counts as wrong, as in the tables of
+    `branchwise eval`. Policies whose evaluation has not finished are left out.
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, Scores]] = {}
     for table in sorted({part.table for part in load_manifest(run).parts}):
         match table.split("/"):
             case ["eval", policy, name, "predictions"] if _metrics(run, name, policy).is_file():
-                found.setdefault(name, {})[policy] = _em_by_question(run, table)
+                failed = question_ids(run, f"eval/{policy}/{name}/failures")
+                found.setdefault(name, {})[policy] = Scores(_em_by_question(run, table), failed)
     return [
         {
             "name": name,
@@ -154,7 +171,7 @@ def evaluations(run: Path, seed: int) -> list[dict[str, Any]]:
 def _em_by_question(run: Path, table: str) -> dict[str, float]:
     rows = read_parts(run, table, ["source", "question_id", "em"]).to_pylist()
     return {
-        f"{row['source']}\x1f{row['question_id']}": row["em"]
+        f"{row['source']}{_UNIT}{row['question_id']}": row["em"]
         for row in rows
         if row["em"] is not None
     }
@@ -171,15 +188,11 @@ def _policy(run: Path, name: str, policy: str) -> dict[str, Any]:
     return {**{key: row[key] for key in kept}, "low": low, "high": high}
 
 
-def _differences(scores: Mapping[str, Mapping[str, float]], seed: int) -> Iterator[dict[str, Any]]:
+def _differences(scores: Mapping[str, Scores], seed: int) -> Iterator[dict[str, Any]]:
     for (baseline, before), (policy, after) in combinations(scores.items(), 2):
-        asked = sorted(before.keys() | after.keys())
-        if asked:
-            found = paired_bootstrap(
-                [before.get(one, 0.0) for one in asked],
-                [after.get(one, 0.0) for one in asked],
-                seed=seed,
-            )
+        both = ((before.of(one), after.of(one)) for one in sorted({*before.em, *after.em}))
+        if shared := [(b, a) for b, a in both if b is not None and a is not None]:
+            found = paired_bootstrap([b for b, _ in shared], [a for _, a in shared], seed=seed)
             yield {
                 "policy": policy,
                 "baseline": baseline,

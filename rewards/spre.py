@@ -283,6 +283,8 @@ class Spre(RewardScheme):
     def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
         if rollout.forced and not self.settings.label_forced:
             return None
+        if rollout.answer is None and self.settings.invalid_rollouts == "ignored":
+            return None
         score = 0.0 if rollout.answer is None else self._f1(rollout.answer, golds)
         return score * self.settings.alpha**rollout.steps
 

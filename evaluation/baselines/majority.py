@@ -14,7 +14,8 @@ def baseline(material: Material) -> Baseline:
     answers = majority_answers(material.others())
 
     async def begin(question: Question) -> State:
-        answer = Step("reasoning", "", Action("answer", answers[question.source]))
+        text = answers[question.source]
+        answer = Step("reasoning", text, Action("answer", text))
         return State(question.question).after(answer, TERMINAL)
 
     return Baseline(

@@ -38,7 +38,7 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     Raises:
         ConfigError: If the table is empty, or is a relabelling that lacks later questions.
     """
-    _check_relabelling_current(run, table)
+    check_relabelling_current(run, table)
     rows = read_parts(run.folder, table)
     if table != pairs_table():
         # A tree's part depends on the order of finishing, which must not affect a training on
@@ -53,7 +53,8 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     return pairs
 
 
-def _check_relabelling_current(run: Run, table: str) -> None:
+def check_relabelling_current(run: Run, table: str) -> None:
+    """Raises ConfigError if questions were annotated after a table's relabelling was made."""
     folder, _, _ = table.rpartition("/")
     if not folder or not load_manifest(run.folder).of(table):
         return

@@ -1,7 +1,7 @@
 """The questions of an evaluation, and all settings that its predictions depend on."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,14 @@ from runs.recipe import Recipe, identity
 from sources.load import Data, load_data
 from sources.settings import DataSettings
 from sources.splits import repeated_questions
+from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Question
 from storage.schemas import table_to_records
 from weights.adapters import TRAINING
+
+TRAINED = "trained"
+"""Tables `trained/<name>/questions` of a run hold the questions of its outcome RL trainings."""
 
 
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
@@ -109,23 +113,29 @@ def unique_name(recipe: Recipe, settings: Mapping[str, Any]) -> str:
 
 
 def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Question]) -> None:
-    """Rejects questions that this run, or a policy's training run, was annotated with.
+    """Rejects questions that this run, or a policy's training run, was annotated or trained with.
 
     Raises:
         ConfigError: If some overlap, by id or by text.
     """
     trained = (_trained_on(one.policy.model) for one in policies)
     for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
-        grown = (
-            table_to_records(read_parts(folder, "questions"), Question) if folder.is_dir() else ()
-        )
-        seen = repeated_questions(asked, grown)
+        seen = repeated_questions(asked, _learned_from(folder))
         if seen:
             raise ConfigError(
-                f"{len(seen)} of {len(asked)} evaluation questions were annotated in {folder}, "
-                f"such as {seen[0].question!r}: draw data.split and the evaluation's set from "
-                "different splits"
+                f"{len(seen)} of {len(asked)} evaluation questions were annotated or trained on in "
+                f"{folder}, such as {seen[0].question!r}: draw data.split and the evaluation's set "
+                "from different splits"
             )
+
+
+def _learned_from(run: Path) -> Iterator[Question]:
+    """Yields the questions of a run's trees, and those that `train-grpo` drew rollouts of."""
+    if not run.is_dir():
+        return
+    for table in dict.fromkeys(part.table for part in load_manifest(run).parts):
+        if table == "questions" or table.startswith(f"{TRAINED}/"):
+            yield from table_to_records(read_parts(run, table), Question)
 
 
 def _trained_on(model: str) -> str | None:

@@ -75,10 +75,10 @@ def trained_folder(context: StageContext, kind: str, name: str) -> Path:
 
     Raises:
         ConfigError: If the name is not a valid folder name, or is the warm start's, which may be
-            this training's start. Also if the folder has a policy but a reward model would be
-            written, or the reverse, or if it is a link.
+            the start of another training. Also if the folder has a policy but a reward model would
+            be written, or the reverse, or if it is a link.
     """
-    if checked_name(name) == WARM_START:
+    if checked_name(name) == WARM_START != kind:
         raise ConfigError(f"--name {name} is the folder of `make warm-start`; choose another")
     target = model_folder(context.run, name)
     held = _kind_in(target)

@@ -49,7 +49,7 @@ RIGHT, WRONG = a_rollout("Paris"), a_rollout("Rome")
         ((RIGHT, RIGHT, WRONG), (RIGHT, WRONG, WRONG), "kept"),
         ((RIGHT, WRONG, WRONG), (RIGHT, RIGHT), "reversed"),
         ((RIGHT, WRONG), (WRONG, RIGHT), "tied"),
-        ((a_rollout(None), RIGHT), (RIGHT, RIGHT, RIGHT, WRONG), "reversed"),
+        ((a_rollout(None), RIGHT), (RIGHT, RIGHT, RIGHT, WRONG), "kept"),
     ],
 )
 def test_the_mean_of_fresh_rollouts_decides(

@@ -35,7 +35,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_arenas_arms_start_from_one_policy_and_change_one_setting(
     told: Any, tmp_path: Path
 ) -> None:
-    runner = replace(pretended("arena", tmp_path / "run", told=told), seeds=(0,))
+    runner = replace(pretended("arena", tmp_path / "arena", told=told), seeds=(0,))
     arena.STUDY.carry_out(runner)
     assert runner.stages() == ["warm-start", "eval", *["train-grpo", "eval"] * 3]
     trained = {
@@ -54,7 +54,7 @@ def test_arenas_arms_start_from_one_policy_and_change_one_setting(
 
 
 def test_eval_rars_reward_is_compared_with_the_answer_alone(told: Any, tmp_path: Path) -> None:
-    runner = pretended("eval-rar", tmp_path / "run", told=told)
+    runner = pretended("eval-rar", tmp_path / "eval-rar", told=told)
     eval_rar.STUDY.carry_out(runner)
     trained = [one.settings for one in runner.ran if one.stage == "train-grpo"]
     rewards = [one.get("rewards.reward", "eval-rar") for one in trained]

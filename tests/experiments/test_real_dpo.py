@@ -42,8 +42,10 @@ def test_another_start_is_refused_before_anything_is_made(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"--set policy\.model=models/elsewhere/warm-start"):
         real_dpo.real_dpo(elsewhere)
     assert elsewhere.ran == []
-    named = "policy.model=models/elsewhere/warm-start"
-    real_dpo.check_same_start(pretended("real-dpo", tmp_path / "elsewhere", named))
+    start = "policy.model=models/elsewhere/warm-start"
+    named = pretended("real-dpo", tmp_path / "elsewhere", start)
+    arms.make_start(named)
+    assert named.stages() == ["warm-start"]
 
 
 def test_baselines_stand_beside_and_sets_apart(runner: Pretended) -> None:

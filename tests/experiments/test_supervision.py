@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_study_runner import Command, Pretended, pretended
-from sample_records import a_prediction
+from sample_records import a_call, a_prediction
 
 from analysis.comparison import Scored
 from base.errors import ConfigError
@@ -16,14 +16,16 @@ from experiments import arms, supervision, supervision_rates
 from experiments.arms import EvaluatedArm
 from experiments.report import ANSWER_HEAD, findings
 from pipelines.study import study
+from runs.folder import open_run
 from runs.recipe import Recipe
 from runs.stage import checked_name
 from runs.studies.journal import Event
 from runs.studies.study_runner import StudyRunner
 from sources.load import load_data
+from storage.ledger_rows import Totals
 from storage.records import Prediction
 
-TREES = {"calls": 900, "output_tokens": 40 * 80 * 30}
+TREES = Totals(calls=900, output_tokens=40 * 80 * 30)
 """Totals of trees that took the tokens of 30 batches, if a rollout takes 40."""
 
 
@@ -39,8 +41,6 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
         ]
 
     def told(command: Command) -> dict[str, Any]:
-        if command.stage == "annotate":
-            return TREES
         if not command.stage.startswith("train"):
             return {}
         model = tmp_path / command.arguments[-1]
@@ -52,6 +52,8 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
         return {"model": str(model), "seconds": 1800.0, "pairs": 10, "examples": 10, "steps": 2}
 
     monkeypatch.setattr(arms, "predictions_of", answers)
+    monkeypatch.setattr(supervision, "tree_totals", lambda runner: TREES)
+    monkeypatch.setattr(supervision_rates, "tree_totals", lambda runner: TREES)
     return pretended("supervision", tmp_path / "supervision", told=told)
 
 
@@ -130,10 +132,20 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
         }
         done = EvaluatedArm(by_name[name], answers, [{"model": "an earlier seed's"}, trained])
         asked = supervision.trained_in(own, by_name[name], own)
-        return supervision.cost_of(asked, done, 0, TREES)
+        return supervision.cost_of(asked, done, 0)
 
     assert cost("dpo", "train-dpo") == supervision.Cost("dpo", 0, 50, 900, 96000, 100, 1.5)
     assert cost("grpo", "train-grpo") == supervision.Cost("grpo", 0, 50, 800, 6400, 140, 2)
+
+
+async def test_evaluations_do_not_count_as_costs_of_trees(tmp_path: Path) -> None:
+    own = pretended("supervision", tmp_path / "run")
+    run = open_run(own.context.run, own.recipe, {})
+    with run.open_ledger() as ledger:
+        for n, path in enumerate(("tree/0", "rollout/0/1", "eval/dpo", "grpo/0")):
+            await ledger.put(a_call(key=f"k{n}", path=path, output_tokens=10**n))
+    trees = supervision.tree_totals(own)
+    assert (trees.calls, trees.output_tokens) == (2, 11)
 
 
 def test_arms_and_seeds_of_several_machines_give_one_table(

@@ -200,7 +200,7 @@ def test_questions_that_a_policy_was_trained_on_are_no_test(
     (tmp_path / "dpo" / "training.json").write_text('{"data": {"run": "grown"}}')
     mine = f"evaluation.policies={{mine: {tmp_path}/dpo}}"
     assert evaluated(config, tmp_path / "run", mine) == 2
-    assert f"were annotated in {tmp_path}/grown" in capsys.readouterr().out
+    assert f"were annotated or trained on in {tmp_path}/grown" in capsys.readouterr().out
 
 
 def test_weights_that_are_missing_are_named_before_any_call(

@@ -12,11 +12,17 @@ from stages import Ended, Stages
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
+from base.errors import ConfigError
 from pipelines.cli import main
+from pipelines.train_grpo import dev_questions, rollout_recipe
+from runs.evaluation.question_set import check_no_overlap
 from runs.folder import existing_run
 from runs.recipe_file import load_recipe
+from runs.stage import StageContext
+from sources.load import load_data
 from training.curves import read_metrics
 
+ROOT = Path(__file__).parents[2]
 GRPO = {
     "batches": 3,
     "batch_questions": 2,
@@ -116,6 +122,27 @@ def test_a_loss_that_holds_nothing_back_is_refused(
     assert "expected gradient of k1" in desk.refused(capsys)
 
 
+def test_questions_of_dev_are_neither_trained_on_nor_a_test_set() -> None:
+    mix = '[{"source": "atlas", "split": "test", "limit": 9}]'
+    found = load_recipe(ROOT / "configs" / "arena.yaml", [f"evaluation.mix={mix}"])
+    dev = dev_questions(found, ())
+    assert {one.split for one in dev} == {"dev"}
+    with pytest.raises(ConfigError, match=f"1 of {len(dev)} questions of the split `dev` are"):
+        dev_questions(found, dev[:1])
+
+
+def test_a_label_is_for_trees(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert desk.code("--dry-run", "--label", "other") == 2
+    assert "--label is for training.grpo.rollouts: trees" in capsys.readouterr().out
+
+
+def test_a_verifier_is_refused(tmp_path: Path) -> None:
+    verifier = '{"engine": "openai", "model": "v", "base_url": "http://127.0.0.1:9/v1"}'
+    found = load_recipe(ROOT / "configs" / "evo-rag.yaml", [f"verifier={verifier}"])
+    with pytest.raises(ConfigError, match="train-grpo does not ask a verifier"):
+        rollout_recipe(StageContext(found, tmp_path))
+
+
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_an_endpoint_that_cannot_be_given_weights_is_refused(
     more: tuple[str, ...], desk: Desk, capsys: pytest.CaptureFixture[str]
@@ -203,6 +230,9 @@ def kill_and_resume(whole: Trained, killed: Trained) -> None:
     expected = whole.run("--dry-run").said
     assert "expected calls: 48 for 24 rollouts; from 24 rollouts of this run" in expected
     assert not whole.calls()
+    asked = load_data(load_recipe(desk.config).data, 0).questions
+    with pytest.raises(ConfigError, match=r"6 of \d+ evaluation questions were .* trained on"):
+        check_no_overlap(desk.folder / "datasets" / "whole", (), asked)
     kept = existing_run(desk.folder / "datasets" / "whole").recipe
     assert kept.agent == load_recipe(desk.config).agent, "`annotate` would refuse another run"
     for seam in KILLS:
@@ -221,5 +251,8 @@ def kill_and_resume(whole: Trained, killed: Trained) -> None:
 
     desk.grpo = {**GRPO, "lr": 1e-3}
     other = killed.run("--resume")
+    assert other.code == 1 and "checkpoints of another training" in other.said
+    desk.grpo = GRPO
+    other = killed.run("--resume", "--set", "policy.temperature=0.7")
     assert other.code == 1 and "checkpoints of another training" in other.said
     assert killed.adapter() == whole.adapter(), "nothing is lost"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipelines.cli import parser
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
 from runs.studies.study_runner import StudyRunner
@@ -46,6 +47,7 @@ class Pretended(StudyRunner):
         settings = given.get("settings") or {}
         run, policy = self.context.run.name, self.recipe.policy.model
         command = Command(stage, run, settings, arguments, policy)
+        parser().parse_args([stage, *arguments])  # exits if the stage has no such option
         self.ran.append(command)
         policies = settings.get("evaluation.policies", {})
         rows = [{"policy": policy, **self.scored(policy)} for policy in policies]
