@@ -97,7 +97,14 @@ class Annotator:
         labels = self.scheme.labels(question, rows, states)
         scores = await self._scores(rows, states)
         is_guessable = guessable(question.question, question.answers)
-        pairs, dropped = sibling_pairs(rows, labels, self.pairs, scores, guessable=is_guessable)
+        pairs, dropped = sibling_pairs(
+            rows,
+            labels,
+            self.pairs,
+            scores,
+            guessable=is_guessable,
+            whole_reply=self.scheme.whole_reply,
+        )
         counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
         counts["duplicate siblings"] = grown.tree.duplicates
         counts["invalid actions"] = sum(row.action == "invalid" for row in rows)

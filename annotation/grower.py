@@ -75,8 +75,9 @@ async def grow(
             node.state, sampling, question_id=question.id, path=f"{CHILDREN}/{node.path}", draw=draw
         )
         grown.moves[f"{node.path}/{draw}".lstrip("/")] = move
-        action = move.step.action
-        key = (action.kind, normalise(action.content)) if settings.fold_duplicates else draw
+        action, text = move.step.action, move.step.text
+        same = (action.kind, text if scheme.whole_reply else normalise(action.content))
+        key = same if settings.fold_duplicates else draw
         return Expansion(move.state, move.state.terminal, key)
 
     async def evaluate(node: Node[State]) -> float | None:

@@ -69,6 +69,7 @@ def sibling_pairs(
     scores: Sequence[float | None] | None = None,
     *,
     guessable: bool = False,
+    whole_reply: bool = False,
 ) -> tuple[list[SiblingPair], Counter[str]]:
     """Returns all pairs of siblings that make a preference, and the number dropped by reason.
 
@@ -79,6 +80,7 @@ def sibling_pairs(
         scores: Reward model scores, in the same order. With `score: reward_model` they decide which
             side of a pair is better, and by how much; each is a component of its side's label.
         guessable: Whether the tree's question is guessable (`rewards.guessable`).
+        whole_reply: Whether siblings are equal only if their texts are (see `RewardScheme`).
 
     Returns:
         Pairs in order of parent and siblings, and the number of dropped pairs by the first reason
@@ -95,7 +97,7 @@ def sibling_pairs(
     dropped: Counter[str] = Counter()
     for _, family in sorted(families.items()):
         for one, other in combinations(family, 2):
-            pair = _compare(one, other, settings)
+            pair = _compare(one, other, settings, whole_reply)
             if isinstance(pair, SiblingPair):
                 pairs.append(pair)
             else:
@@ -171,7 +173,9 @@ def _with_score(label: Label, score: float | None) -> Label:
     return replace(label, components=(*label.components, scored))
 
 
-def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingPair | str:
+def _compare(
+    one: _Sibling, other: _Sibling, settings: PairSettings, whole_reply: bool
+) -> SiblingPair | str:
     """Returns the pair of two siblings, or the reason that they do not form one."""
     difference = _difference(one, other, settings)
     if isinstance(difference, str):
@@ -182,7 +186,7 @@ def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingP
         return "chosen_invalid"
     if not all(_enough(sibling.node, sibling.label, settings) for sibling in (one, other)):
         return "few_outcomes"
-    if _content(chosen, settings) == _content(rejected, settings):
+    if _is_same(chosen, rejected, settings, whole_reply):
         return "same_content"
     if not is_wide_enough(difference, settings.min_gap):
         return "small_gap"
@@ -229,6 +233,12 @@ def _has_similar_length(one: TreeNode, other: TreeNode, max_ratio: float) -> boo
     """Returns whether neither reply has more than `max_ratio` times the other's characters."""
     shorter, longer = sorted((len(one.text), len(other.text)))
     return longer <= max_ratio * shorter
+
+
+def _is_same(one: TreeNode, other: TreeNode, settings: PairSettings, whole_reply: bool) -> bool:
+    if whole_reply:
+        return one.text == other.text
+    return _content(one, settings) == _content(other, settings)
 
 
 def _content(node: TreeNode, settings: PairSettings) -> tuple[str, str]:

@@ -36,6 +36,8 @@ class PairSettings(Settings):
         same_content: Which contents are equal, so that their pair is dropped: those of two actions
             of the same kind after normalisation (`normalised`); or only those that are the same
             character for character, whatever the actions (`verbatim`, ReasonRAG's published code).
+            If the reward depends on the whole text (ARENA, R1-Searcher, Eval-RAR), the texts are
+            compared instead.
         invalid: Whether pairs with an invalid action on the rejected side (label 0) are dropped.
         actions: Allowed actions of both sides. Unset: any.
         same_action: Whether both sides must have the same kind of action. Whether to search or to

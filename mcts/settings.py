@@ -18,7 +18,8 @@ class SearchSettings(BaseModel):
             they cost no call and change the visits by which `tree` labels weigh children.
         max_children: Most children per state, in a tree search.
         fold_duplicates: Whether a draw that equals a sibling is merged into it: same kind of
-            action, same content after normalisation. If not (ReasonRAG's published code), every
+            action, same content after normalisation (same text if the reward depends on all of it:
+            ARENA, R1-Searcher, Eval-RAR). If not (ReasonRAG's published code), every
             draw is a node of its own.
         branches: Samples that chains draw at each visited state, each played out to the end; 1
             draws none in addition to the chains (EVO-RAG: 2).

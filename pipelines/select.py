@@ -14,7 +14,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from agent.environment import Environment
@@ -56,14 +55,18 @@ def select(context: StageContext) -> StageResult:
     planned = _announce(context, rater, data)
     check_run_folder(context.run, recipe)
     require(model_files("difficulty.policy", rater.policy))
-    if context.dry_run:
-        return _estimate(context, rater, data).report(context, **planned)
-    if _pending(context.run, data):
-        require(servers(rater))
-    retriever = open_index(recipe, data.passages, context.log)
-    run = open_run(context.run, recipe, {"data": data.notes})
-    rows = _kept_rows(run, data.questions, deciding_digest(rater, retriever))
+    retriever: Retriever | None = None
+    rows: dict[str, Difficulty] = {}
+    if context.run.is_dir() and question_ids(context.run, TABLE):
+        retriever = open_index(recipe, data.passages, context.log)  # which was built for these
+        rows = _kept_rows(context, data.questions, deciding_digest(rater, retriever))
     pending = [question for question in data.questions if question.id not in rows]
+    if context.dry_run:
+        return _estimate(context, rater, data, len(pending)).report(context, **planned)
+    if pending:
+        require(servers(rater))
+    retriever = retriever or open_index(recipe, data.passages, context.log)
+    run = open_run(context.run, recipe, {"data": data.notes})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("select", len(data.questions), spent=ledger.totals)
@@ -90,14 +93,7 @@ def select(context: StageContext) -> StageResult:
     return StageResult({**totals, "stages": stages}, code)
 
 
-def _pending(run: Path, data: Data) -> int:
-    """Counts the questions without a row; none are left in a finished run."""
-    rated = question_ids(run, TABLE) if run.is_dir() else set()
-    return sum(question.id not in rated for question in data.questions)
-
-
-def _estimate(context: StageContext, rater: Recipe, data: Data) -> CostEstimate:
-    pending = _pending(context.run, data)
+def _estimate(context: StageContext, rater: Recipe, data: Data, pending: int) -> CostEstimate:
     return estimate_from_run(
         context,
         RATING_CALLS,
@@ -126,15 +122,17 @@ def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 
-def _kept_rows(run: Run, questions: Sequence[Question], deciding: str) -> dict[str, Difficulty]:
+def _kept_rows(
+    context: StageContext, questions: Sequence[Question], deciding: str
+) -> dict[str, Difficulty]:
     """Returns stored rows that the current rater and labels would reproduce."""
-    settings = run.recipe.difficulty
+    settings = context.recipe.difficulty
     digests = {question.id: row_digest(deciding, question) for question in questions}
     return {
         row.question_id: row.model_copy(
             update={"label": difficulty_of(row.first_success, settings.easy, settings.medium)}
         )
-        for row in table_to_records(read_parts(run.folder, TABLE), Difficulty)
+        for row in table_to_records(read_parts(context.run, TABLE), Difficulty)
         if digests.get(row.question_id) == row.config_digest
     }
 

@@ -162,7 +162,7 @@ def evaluations(run: Path, seed: int) -> list[dict[str, Any]]:
         {
             "name": name,
             "rows": [_policy(run, name, policy) for policy in scores],
-            "differences": list(_differences(scores, seed)),
+            "differences": list(differences(scores, seed)),
         }
         for name, scores in found.items()
     ]
@@ -188,7 +188,8 @@ def _policy(run: Path, name: str, policy: str) -> dict[str, Any]:
     return {**{key: row[key] for key in kept}, "low": low, "high": high}
 
 
-def _differences(scores: Mapping[str, Scores], seed: int) -> Iterator[dict[str, Any]]:
+def differences(scores: Mapping[str, Scores], seed: int) -> Iterator[dict[str, Any]]:
+    """Yields the difference in EM of every two policies, over the questions that both were asked."""
     for (baseline, before), (policy, after) in combinations(scores.items(), 2):
         both = ((before.of(one), after.of(one)) for one in sorted({*before.em, *after.em}))
         if shared := [(b, a) for b, a in both if b is not None and a is not None]:

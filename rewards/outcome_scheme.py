@@ -28,6 +28,7 @@ class OutcomeScheme(RewardScheme):
     """
 
     title: ClassVar[str]
+    whole_reply = True
 
     def describe(self) -> str:
         changed = self.settings.model_dump(mode="json", exclude_defaults=True)

@@ -78,6 +78,8 @@ class RewardScheme(ABC):
         settings_class: Class of the scheme's `rewards:` block.
         protocols: Protocols whose trajectories the scheme can read; empty for any.
         extras: Extras of pyproject.toml that the scheme needs.
+        whole_reply: Whether a step's whole text is rewarded, not only its content. If so, siblings
+            are equal only if their texts are.
         asks_verifier: Whether the recipe's verifier judges refusals.
         by_answer: Whether answers alone decide, in [0, 1]. If so, rollouts, which keep nothing
             else, can make labels and test them.
@@ -89,6 +91,7 @@ class RewardScheme(ABC):
     settings: SchemeSettings
     protocols: ClassVar[tuple[str, ...]] = ()
     extras: ClassVar[tuple[str, ...]] = ()
+    whole_reply: ClassVar[bool] = False
     asks_verifier: ClassVar[bool] = False
     by_answer: ClassVar[bool] = False
     learnable: ClassVar[bool] = False

@@ -119,7 +119,14 @@ class Relabeller:
         prompt = protocol_of(recipe.agent).prompt
         scores = node_scores(self._model, rows, states, prompt) if self._model else None
         luck = guessable(question.question, question.answers)
-        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs, scores, guessable=luck)
+        pairs, dropped = sibling_pairs(
+            rows,
+            labels,
+            recipe.pairs,
+            scores,
+            guessable=luck,
+            whole_reply=self._scheme.whole_reply,
+        )
         self.dropped.update(dropped)
         found = pair_rows(question, pairs, states, prompt, self._provenance(rows[0]))
         return labelled(rows, labels), self._confirmed(found)

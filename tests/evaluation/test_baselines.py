@@ -59,7 +59,7 @@ async def asked(
     """What a baseline answers to the questions that it can be asked."""
     retriever = shelf or ScriptedRetriever(a_and_b)
     baseline = load_baseline(name, Material(CORPUS, retriever, 2, lambda: others))
-    protocol = protocol_of(AgentSettings(protocol=baseline.protocol))
+    protocol = protocol_of(AgentSettings(protocol=baseline.protocol, max_steps=1))
     return await evaluate(
         [one for one in questions or (question(),) if baseline.can_be_asked(one)],
         Environment(protocol, reader, retriever, top_k=3, seed=7),
@@ -81,6 +81,7 @@ async def test_closed_book_sees_the_question_alone() -> None:
     row = await only_row("closed-book", reader, draw=2)
     assert (row.prediction, row.em) == ("nothing", 0.0)
     assert (row.steps, row.searches, row.supporting_recall) == (1, 0, 0.0)
+    assert not row.forced, "one step is all that it ever has"
     (request,) = reader.asked
     assert (request.identity.path, request.identity.draw) == ("eval/closed-book+0", 2)
     assert request.structure is not None
@@ -157,6 +158,7 @@ async def test_everybody_is_told_the_same() -> None:
         ("2", 0.0, pytest.approx(2 / 3)),
     ]
     row = told.predictions[0]
+    assert json.loads(row.trajectory)[-1]["text"] == "rhine", "a judge reads it"
     assert (row.policy, row.seed, row.steps, row.searches, row.output_tokens) == (
         ("majority", 7, 0, 0, 0)
     )

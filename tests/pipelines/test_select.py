@@ -110,6 +110,19 @@ def test_nothing_is_paid_twice_and_another_draw_is_free(
     assert len(endpoint.requests) == made + 3, "one more rollout of the unsolved question"
 
 
+def test_a_changed_rater_is_told_to_cost_all_questions_again(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
+    run = tmp_path / "run"
+    branchwise("select", config, run)
+    capsys.readouterr()
+    assert branchwise("select", config, run, "--dry-run") == 0
+    assert "expected calls: none" in capsys.readouterr().out
+    assert branchwise("select", config, run, "--dry-run", "--set", "difficulty.rollouts=9") == 0
+    assert "for 6 questions" in capsys.readouterr().out
+
+
 def test_labels_need_no_endpoint_once_they_are_there(tmp_path: Path) -> None:
     with serving(Rater()) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS), tmp_path / "run"

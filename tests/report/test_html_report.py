@@ -13,7 +13,7 @@ from report_run import HOSTILE, a_run_with_report
 from sample_records import a_node
 from tiny_dataset import QUESTIONS
 
-from report.facts import distributions
+from report.facts import Scores, differences, distributions
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
 from storage.schemas import TREES, rows_to_table
@@ -99,3 +99,10 @@ def test_a_judge_s_scores_are_compared_with_the_answers_reached(tmp_path: Path) 
     # Below step 1: one right and one wrong answer; below step 2: a wrong one; below 5: none.
     found = [(round(row["low"], 1), row["nodes"], row["em"]) for row in rows]
     assert found == [(0.2, 1, 0.5), (0.7, 2, 0)]
+
+
+def test_differences_are_over_the_questions_that_both_were_asked() -> None:
+    policy = Scores({f"nq\x1f{name}": 1.0 for name in "abcd"}, set())
+    oracle = Scores({"nq\x1fa": 1.0, "nq\x1fb": 0.0}, {"c"})
+    (found,) = differences({"policy": policy, "oracle": oracle}, 0)
+    assert found["mean"] == pytest.approx((0 - 1 - 1) / 3), "d has no gold passages"

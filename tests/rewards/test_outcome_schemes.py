@@ -45,7 +45,7 @@ async def grown(one: Recipe, *texts: str) -> tuple[list[Any], list[Any]]:
     tree = await grow(QUESTION, environment, None, one.mcts, scheme, Sampling())
     rows = tree_rows(QUESTION, tree, Provenance(0, 0, "m", "d", None, "h", "l", "c"))
     labels = scheme.labels(QUESTION, rows, [node.state for node in tree.tree.nodes])
-    pairs, _ = sibling_pairs(rows, labels, PairSettings())
+    pairs, _ = sibling_pairs(rows, labels, PairSettings(), whole_reply=scheme.whole_reply)
     return [
         (row.action, row.content, label.reward) for row, label in zip(rows, labels, strict=True)
     ], pairs
@@ -85,7 +85,10 @@ async def test_arena_reads_the_references_that_were_shown() -> None:
     full = "<relevance>[1]</relevance>\n<analysis>1 says so.</analysis>\n<answer>Oslo</answer>"
     part = full.replace("[1]", "[1,2]")
     nodes, pairs = await grown(one, full, part)
-    assert [label for *_, label in nodes] == [None, 13.0]  # same answer: one node
+    assert [label for *_, label in nodes] == [None, 13.0, 2.5], "same answer, other references"
+    assert [pair.gap for pair in pairs] == [pytest.approx(10.5)]
+    nodes, pairs = await grown(one, full, full)
+    assert [label for *_, label in nodes] == [None, 13.0], "same text: one node"
     other = part.replace("Oslo", "Rome")
     nodes, pairs = await grown(one, full, other)
     assert [label for *_, label in nodes] == [None, 13.0, 1.5]
