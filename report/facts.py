@@ -189,7 +189,7 @@ def _policy(run: Path, name: str, policy: str) -> dict[str, Any]:
 
 
 def differences(scores: Mapping[str, Scores], seed: int) -> Iterator[dict[str, Any]]:
-    """Yields the difference in EM of every two policies, over the questions that both were asked."""
+    """Yields the difference in EM of any two policies, over questions that both were asked."""
     for (baseline, before), (policy, after) in combinations(scores.items(), 2):
         both = ((before.of(one), after.of(one)) for one in sorted({*before.em, *after.em}))
         if shared := [(b, a) for b, a in both if b is not None and a is not None]:
