@@ -40,7 +40,7 @@ from runs.evaluation.question_set import TRAINED, answering, data_settings
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
-from runs.preflight import log_notes, model_files, require
+from runs.preflight import log_notes, model_files, require, search_server
 from runs.recipe import Recipe
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
 from runs.training.curve_plots import plot_curves
@@ -106,6 +106,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         return estimate.report(context, questions=len(data.questions))
     if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
         installed_vllm()  # a dry run does without
+    require(search_server(recipe))
     retriever = open_index(recipe, data.passages, context.log)
     sampled = {**answering(recipe), "temperature": recipe.policy.temperature}
     run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})

@@ -8,6 +8,7 @@ quotes, a line break, and the text.
 import asyncio
 import hashlib
 import json
+import random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,12 @@ from base.terminal_escape import one_line
 from retrieval.settings import checked_url
 from storage.records import RetrievedPassage
 
+_PASSING_STATUS = frozenset({408, 425, 429})
+
+
+class _TemporaryError(RetrievalError):
+    """A fault that another attempt may not have; never leaves this module."""
+
 
 class HttpRetriever:
     """Queries a search server. Its digest is that of the URL: the server's content is unknown.
@@ -27,12 +34,17 @@ class HttpRetriever:
     a connection pool belongs to one loop.
     """
 
-    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, timeout_s: float = 30.0, attempts: int = 4, pause_s: float = 1.0
+    ) -> None:
         """Stores the address.
 
         Args:
             url: the endpoint, http or https; without a path, `/retrieve` is meant.
-            timeout_s: limit of one call, above zero.
+            timeout_s: Seconds per attempt, above zero.
+            attempts: Most attempts per search. Broken connections, timeouts, 408, 425, 429 and 5xx
+                are retried.
+            pause_s: Longest wait before the second attempt in seconds; doubles with every attempt.
 
         Raises:
             ConfigError: If not a http(s) url, or one that holds credentials or a query.
@@ -40,6 +52,9 @@ class HttpRetriever:
         url = checked_url(url)
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
         self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._pause_s = pause_s
+        self._jitter = random.Random()
 
     @property
     def digest(self) -> str:
@@ -49,9 +64,12 @@ class HttpRetriever:
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns the server's best `top_k`, reordered by (−score, id); scores at or below
         zero go.
+
+        Raises:
+            RetrievalError: If the last attempt failed, or the reply is unusable.
         """
         body = {"queries": [query], "topk": top_k, "return_scores": True}
-        reply = await self._post(body)
+        reply = await self._post(json.dumps(body).encode())
         try:
             found = [_passage(hit) for hit in reply["result"][0]]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -62,11 +80,27 @@ class HttpRetriever:
         kept = [passage for passage in found if passage.score > 0]
         return sorted(kept, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
-    async def _post(self, body: dict[str, Any]) -> Any:
-        reply = await self._answer(json.dumps(body).encode())
+    async def _post(self, body: bytes) -> Any:
+        """Returns the JSON of the reply; retries temporary faults."""
+        for attempt in range(1, self._attempts):
+            try:
+                return await self._attempt(body)
+            except _TemporaryError:
+                # Full jitter spreads the retries of searches that failed together.
+                await asyncio.sleep(self._jitter.uniform(0.0, self._pause_s * 2 ** (attempt - 1)))
+        try:
+            return await self._attempt(body)
+        except _TemporaryError as error:
+            counted = f" ({self._attempts} attempts)" if self._attempts > 1 else ""
+            raise RetrievalError(f"{error}{counted}") from error
+
+    async def _attempt(self, body: bytes) -> Any:
+        reply = await self._answer(body)
         text = reply.body.decode(errors="replace")
         if reply.status != 200:
-            raise RetrievalError(f"{self._url} answered {reply.status}: {_shown(text)}")
+            passing = reply.status in _PASSING_STATUS or reply.status >= 500
+            kind = _TemporaryError if passing else RetrievalError
+            raise kind(f"{self._url} answered {reply.status}: {_shown(text)}")
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -85,11 +119,11 @@ class HttpRetriever:
         except ReplyTooLarge as error:
             raise RetrievalError(f"{self._url} {error}: lower retrieval.top_k") from None
         except TimeoutError as error:
-            raise RetrievalError(
+            raise _TemporaryError(
                 f"{self._url} did not answer within {self._timeout_s:g} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise RetrievalError(
+            raise _TemporaryError(
                 f"cannot reach the search server {self._url}: {_shown(str(error))}. "
                 "Check that it runs"
             ) from error

@@ -169,6 +169,11 @@ def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
             yield role, installed_vllm
         elif model.engine != "openvino":
             yield role, partial(_reach, model, recipe, asked_in.get(role), draw=draw)
+    yield from search_server(recipe)
+
+
+def search_server(recipe: Recipe) -> Iterator[Check]:
+    """Yields the check of the search server, if the recipe has one."""
     if recipe.retrieval.kind == "http":
         yield "retrieval", partial(_search, recipe.retrieval.url or "")
 
@@ -246,4 +251,4 @@ def _reach(
 def _search(url: str) -> None:
     from retrieval.http import HttpRetriever
 
-    asyncio.run(HttpRetriever(url, CHECK_TIMEOUT_S).search("check", 1))
+    asyncio.run(HttpRetriever(url, CHECK_TIMEOUT_S, attempts=1).search("check", 1))

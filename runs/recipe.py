@@ -162,7 +162,8 @@ class LimitSettings(Settings):
             cycle has its own folder. At the limit the stage drains and exits with 3. Only models
             with a `price_per_million` cost money.
         max_hours: Limit per attempt at one stage; unlimited by default.
-        max_failed_share: Share of failed questions above which a stage exits with 4.
+        max_failed_share: Share of failed questions above which a stage exits with 4; for
+            `train-grpo`, share of a batch's rollouts above which the training ends with 1.
     """
 
     max_concurrency: int = Field(default=64, ge=1)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Protocol, Self
 
 from agent.environment import Environment, Trajectory
-from base.errors import BranchwiseError, BudgetExceeded
+from base.errors import BranchwiseError, BudgetExceeded, TrainingError
 from engines.ledgered import LedgeredEngine
 from engines.sampling import Engine, Sampling
 from evaluation.scoring import score_trajectory
@@ -22,7 +22,7 @@ from rewards.scheme import RewardScheme
 from runs.factories import environment_for, sampling_for
 from runs.progress import Item, Progress, attempt_each
 from runs.recipe import Recipe
-from runs.stage import Gate, StageContext
+from runs.stage import Gate, StageContext, listed
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
 from training.grpo.advantages import has_spread
@@ -80,7 +80,13 @@ class Rollouts:
             self.runner.run(self.serving.close())
 
     def collect(self, number: int, model: Any) -> RolloutBatch:
-        """Draws batch `number` with the weights of `model`."""
+        """Draws batch `number` with the weights of `model`.
+
+        Raises:
+            TrainingError: If more than one rollout, and more than `limits.max_failed_share` of
+                them, failed. Those that need no search would survive a search server that is down,
+                and the policy would learn not to search.
+        """
         return self.runner.run(self._collect(number, model))
 
     async def _collect(self, number: int, model: Any) -> RolloutBatch:
@@ -115,17 +121,30 @@ class Rollouts:
         self, environment: Environment, number: int
     ) -> tuple[list[list[ScoredRollout]], Counter[str]]:
         """Draws the groups of a batch; dynamic sampling adds one for each without reward spread."""
-        settings, lost = self.recipe.training.grpo, Counter[str]()
+        settings = self.recipe.training.grpo
+        lost: list[BranchwiseError | None] = []
         waiting = self._window(number)
         groups: list[list[ScoredRollout]] = []
-        wanted = settings.batch_questions
+        wanted, drawn = settings.batch_questions, 0
         while wanted > 0 and waiting:
             asked, waiting = waiting[:wanted], waiting[wanted:]
             found = await self._draw(environment, number, asked, lost)
+            drawn += len(asked) * settings.group_size
+            self._check_lost(number, lost, drawn)
             groups += [group for group in found if group]
             with_spread = sum(has_spread([one.rollout.reward for one in group]) for group in groups)
             wanted = settings.batch_questions - with_spread
-        return groups, lost
+        return groups, _by_reason(lost)
+
+    def _check_lost(self, number: int, lost: Sequence[BranchwiseError | None], drawn: int) -> None:
+        share = self.recipe.limits.max_failed_share
+        if len(lost) > max(1, share * drawn):
+            last = next((f" The last error: {one}." for one in reversed(lost) if one), "")
+            raise TrainingError(
+                f"batch {number}: {len(lost)} of {drawn} rollouts failed "
+                f"({listed(_by_reason(lost))}), more than limits.max_failed_share ({share:g})."
+                f"{last} Fix the cause or raise the limit, then rerun the same command to resume"
+            )
 
     def _window(self, number: int) -> list[tuple[Question, str]]:
         """Returns a batch's questions, including reserves for dynamic sampling, and their paths.
@@ -148,8 +167,12 @@ class Rollouts:
         environment: Environment,
         number: int,
         asked: Sequence[tuple[Question, str]],
-        lost: Counter[str],
+        lost: list[BranchwiseError | None],
     ) -> list[list[ScoredRollout]]:
+        """Draws a group per question; appends the errors of lost rollouts to `lost`.
+
+        A rollout that the scheme cannot score is lost without an error (None).
+        """
         size = self.recipe.training.grpo.group_size
         sampling = sampling_for(self.recipe.policy)
         progress = Progress(f"batch {number}", len(asked) * size, spent=self.ledger.totals)
@@ -163,12 +186,10 @@ class Rollouts:
 
         async with progress.shown(self.context.console):
             async for (index, draw), found in self._attempts(draws, roll, progress):
-                if isinstance(found, BranchwiseError):
-                    lost[type(found).__name__] += 1
-                elif found is None:
-                    lost["unscored"] += 1
-                else:
+                if isinstance(found, ScoredRollout):
                     drawn[index][draw] = found
+                else:
+                    lost.append(found)
         return [[group[draw] for draw in sorted(group)] for group in drawn]
 
     async def _attempts(
@@ -237,6 +258,10 @@ class Rollouts:
                 f"{len(rows)} questions"
             )
         return found
+
+
+def _by_reason(lost: Iterable[BranchwiseError | None]) -> Counter[str]:
+    return Counter("unscored" if one is None else type(one).__name__ for one in lost)
 
 
 def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:

@@ -1,6 +1,7 @@
 """`train-grpo`: what it refuses, what it says before it begins, and what a kill leaves of it."""
 
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,18 @@ def test_an_endpoint_that_cannot_be_given_weights_is_refused(
     desk.policy["weights"] = "packaged"
     assert desk.code(*more) == 2
     assert "policy.engine: openai cannot load the weights" in capsys.readouterr().out
+    assert not (desk.folder / "run").exists()
+
+
+def test_a_search_server_that_is_down_is_named_before_the_training(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/retrieve"
+        search = ("--set", "retrieval.kind=http", "--set", f"retrieval.url={url}")
+        assert desk.code(*search) == 1
+    assert f"cannot reach the search server {url}" in capsys.readouterr().out
     assert not (desk.folder / "run").exists()
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from fake_endpoint import reset
 from hypothesis import given
 from hypothesis import strategies as st
+from wire import listening
 
 from base.errors import RetrievalError
 from retrieval.http import HttpRetriever, join_contents, split_contents
@@ -67,15 +69,36 @@ async def test_a_bad_request_is_refused_in_words(tmp_path: Path) -> None:
 )
 async def test_a_server_that_misbehaves(text: str, status: int, message: str) -> None:
     async with answering(text, status) as url:
-        client = HttpRetriever(url)
+        client = HttpRetriever(url, pause_s=0.0)
         with pytest.raises(RetrievalError, match=message):
             await client.search("q", 3)
+
+
+async def test_temporary_faults_are_retried_a_few_times() -> None:
+    hit = {"document": {"id": "a", "contents": '"A"\ntext'}, "score": 1.0}
+    statuses = [0, 503, 429, 200, 503, 503, 503, 503, 404]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        status = statuses.pop(0)
+        if not status:
+            return await reset(request)
+        return web.json_response({"result": [[hit]]}, status=status)
+
+    async with listening(answer) as server:
+        client = HttpRetriever(server.address, pause_s=0.0)
+        assert [passage.id for passage in await client.search("q", 3)] == ["a"]
+        with pytest.raises(RetrievalError, match=r"503.*4 attempts") as caught:
+            await client.search("q", 3)
+        assert type(caught.value) is RetrievalError, "its name is the reason in tables"
+        with pytest.raises(RetrievalError, match="404"):
+            await client.search("q", 3)
+    assert statuses == []
 
 
 async def test_no_server() -> None:
     async with answering("") as url:
         pass
-    client = HttpRetriever(url)
+    client = HttpRetriever(url, pause_s=0.0)
     with pytest.raises(RetrievalError, match="Check that it runs"):
         await client.search("q", 3)
 

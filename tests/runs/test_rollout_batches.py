@@ -14,7 +14,7 @@ from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine, spelt
 
 from agent.search_loop import CORRECTION
-from base.errors import BudgetExceeded, EndpointError, RetrievalError
+from base.errors import BudgetExceeded, EndpointError, RetrievalError, TrainingError
 from engines.sampling import Capabilities, SampleRequest
 from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of
@@ -120,6 +120,7 @@ def world(tmp_path: Path) -> Iterator[Make]:
                     "policy": {"temperature": 1.0},
                     "rewards": {"scheme": "spre" if agent else "eval-rar"},
                     "training": {"grpo": fields},
+                    "limits": {"max_failed_share": 1.0},
                 }
             )
             capabilities = Capabilities(structured_output=True, token_ids=True)
@@ -159,6 +160,28 @@ def test_a_failed_search_costs_its_rollout_and_nothing_else(world: Make) -> None
     batch = made.collect()
     assert rewards(batch) == [[1.0] * 3, [1.0] * 3]
     assert batch.measured["lost_RetrievalError"] == 2
+
+
+def test_a_batch_that_lost_too_many_rollouts_ends_and_resumes(world: Make) -> None:
+    """Else the rollouts that answer without a search would teach the policy not to search."""
+
+    def searching(request: SampleRequest) -> str:
+        searches = request.identity.draw < 2 and request.prefix is None
+        return "<search>Lyon</search>" if searches else RIGHT
+
+    def gone(query: str) -> list[RetrievedPassage]:
+        raise RetrievalError("the search server is gone")
+
+    made = world(searching)
+    limits = made.recipe.limits.model_copy(update={"max_failed_share": 0.25})
+    made.recipe = made.recipe.model_copy(update={"limits": limits})
+    made.retriever = ScriptedRetriever(gone)
+    with pytest.raises(TrainingError, match=r"4 of 8 .*RetrievalError 4.*server is gone.*rerun"):
+        made.collect()
+    made.asked()
+    made.retriever = ScriptedRetriever(finding)
+    assert rewards(made.collect()) == [[1.0] * 4, [1.0] * 4]
+    assert len(made.asked()) == 4, "stored calls are replayed"
 
 
 def test_a_group_of_which_nothing_is_left_is_no_group(world: Make) -> None:
