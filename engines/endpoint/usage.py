@@ -58,6 +58,9 @@ def usage_of(
     prompt = _count(said.get("prompt_tokens"), least=1)
     output = _count(said.get("completion_tokens"), least=1 if text else 0)
     if prompt is not None and output is not None:
+        # Some endpoints (xAI, gateways to Gemini) count reasoning only in the total.
+        total = _count(said.get("total_tokens"), least=prompt + output)
+        output = output if total is None else total - prompt
         return Usage(prompt, cached_tokens(said, prompt), output)
     return Usage(
         counter.prompt(request) if prompt is None else prompt,

@@ -88,6 +88,14 @@ def test_what_is_not_known_to_be_cached_is_paid_in_full(cached: Any) -> None:
     assert read(told) == read(usage) == Usage(12, 0, 5)
 
 
+@pytest.mark.parametrize(
+    ("total", "output"), [(399, 387), (13, 1), (12, 1), (None, 1), (-1, 1), (10**30, 1), ("9", 1)]
+)
+def test_reasoning_that_only_the_total_includes_is_counted(total: Any, output: int) -> None:
+    usage = {"prompt_tokens": 12, "completion_tokens": 1, "total_tokens": total}
+    assert read(usage) == Usage(12, 0, output)
+
+
 def test_nothing_said_may_have_taken_nothing() -> None:
     assert read({"prompt_tokens": 12, "completion_tokens": 0}, text="") == Usage(12, 0, 0)
 
