@@ -21,6 +21,18 @@ _REDIRECT_REMEDY = "To send prompts and key there, set base_url to that address"
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 
+class ForbiddenError(EndpointError):
+    """The endpoint answered 403: it rejects the key, or moderation rejects this prompt.
+
+    It is fatal for the key. `for_prompt` is the error if the endpoint accepts other prompts.
+    """
+
+    def __init__(self, url: str, key_env: str, detail: str) -> None:
+        refused = f"the key in {key_env} cannot access this model or endpoint"
+        super().__init__(f"{url} answered 403: {refused} ({detail})", fatal=True)
+        self.for_prompt = EndpointError(f"{url} answered 403 for this prompt: {detail}")
+
+
 def redacted(text: str, key: str | None) -> str:
     """Returns `text` in one line, escaped and shortened, without `key` and users in URLs.
 
@@ -46,8 +58,9 @@ def _in_url(character: str) -> str:
 def to_endpoint_error(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
     """Returns `fault` as an `EndpointError`, or as a `TransientError` around one.
 
-    A refused connection, a redirect, 401, 403 and an exhausted account are fatal. Messages for 401
-    and 403 omit the server's text, because servers often repeat the key there.
+    A refused connection, a redirect, 401 and an exhausted account are fatal; 403 is a
+    `ForbiddenError`. The message for 401 omits the server's text, because servers often repeat the
+    key there.
     """
     import openai
 
@@ -98,10 +111,9 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
     if status == 401:
         state = f"the key in {key_env} is not valid" if key else f"{key_env} is not set"
         return EndpointError(f"{url} answered 401: {state} for this endpoint", fatal=True)
-    if status == 403:
-        text = f"{url} answered 403: the key in {key_env} cannot access this model or endpoint"
-        return EndpointError(text, fatal=True)
     detail = redacted(str(fault), key)
+    if status == 403:
+        return ForbiddenError(url, key_env, detail)
     if status == 402 or getattr(fault, "code", None) == "insufficient_quota":
         return EndpointError(f"{url} answered {status}: no credit left ({detail})", fatal=True)
     error = EndpointError(f"{url} answered {status}: {detail}")

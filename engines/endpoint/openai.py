@@ -28,7 +28,7 @@ from engines.endpoint.chat import (
     read_reply,
 )
 from engines.endpoint.client import checked_url, key_in, new_client
-from engines.endpoint.endpoint_errors import to_endpoint_error
+from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
 from engines.endpoint.retry import RetryPolicy, once
 from engines.endpoint.server import ServerFacts, read_models
 from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _PREFLIGHT_TIMEOUT_S = 30.0
+_CHECK = SampleRequest(
+    (Message("user", "Hi"),),
+    Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1),
+    CallIdentity("check", "", ""),
+)
+"""Draws one token."""
 
 
 class OpenAIEngine:
@@ -104,6 +110,7 @@ class OpenAIEngine:
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
         self._counting = LazyTokenCounter(settings.weights)
+        self._has_drawn = False
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
         self._known_as = known_as or settings.model
@@ -158,20 +165,27 @@ class OpenAIEngine:
         """
         facts = await self._server()
         if facts is None or self._settings.model not in facts.models:
-            request = SampleRequest(
-                (Message("user", "Hi"),),
-                Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1),
-                CallIdentity("check", "", ""),
-            )
-            await once(partial(self._attempt, request))
+            await once(partial(self._attempt, _CHECK))
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion (see `engines.sampling.Engine.sample`)."""
         self._require(request)
         if self._traffic is None:
             raise self._is_closed()
-        completion, attempts = await self._traffic.send(partial(self._attempt, request))
+        completion, attempts = await self._traffic.send(partial(self._attempt_or_reject, request))
         return replace(completion, attempts=attempts) if attempts > 1 else completion
+
+    async def _attempt_or_reject(self, request: SampleRequest) -> Completion:
+        """Draws once; a 403 is fatal only if the endpoint rejects a harmless prompt too."""
+        try:
+            drawn = await self._attempt(request)
+        except ForbiddenError as error:
+            if not self._has_drawn:
+                await self._attempt(_CHECK)
+                self._has_drawn = True
+            raise error.for_prompt from None
+        self._has_drawn = True
+        return drawn
 
     async def _attempt(self, request: SampleRequest) -> Completion:
         seed = derived_seed(call_key(request, self.digest))

@@ -16,7 +16,15 @@ from base.errors import ConfigError, EndpointError, TokenDrift
 from engines.cost import cost_usd
 from engines.endpoint.openai import OpenAIEngine
 from engines.endpoint.retry import RetryPolicy
-from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure, Usage
+from engines.sampling import (
+    CallIdentity,
+    SampleRequest,
+    Sampling,
+    Structure,
+    Usage,
+    call_key,
+    derived_seed,
+)
 from engines.settings import ModelSettings, Price
 from storage.records import Message
 
@@ -287,6 +295,39 @@ async def test_an_echoed_key_is_redacted(monkeypatch: pytest.MonkeyPatch, paddin
                 await policy.sample(REQUEST)
             for part in ("sk-very", "0123456789", "hunter2", "\x1b"):
                 assert part not in str(caught.value)
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1])
+async def test_a_prompt_that_moderation_rejects_fails_alone(drawn_before: int) -> None:
+    """OpenRouter answers 403 for it; on a resumed run it may be the first prompt."""
+
+    def moderated(asked: dict[str, Any]) -> Any:
+        flagged = asked["seed"] in seeds
+        return failure(403, f"Your input was flagged, {KEY}") if flagged else "Paris"
+
+    seeds = {derived_seed(call_key(REQUEST, "digest"))}
+    async with FakeEndpoint(moderated) as server:
+        settings = {"engine": "openai", "model": "policy", "base_url": server.base_url}
+        model = ModelSettings.model_validate(settings | {"api_key_env": "TEST_KEY"})
+        async with OpenAIEngine(model, digest="digest") as policy:
+            for request in draws(2)[1:][:drawn_before]:
+                await policy.sample(request)
+            for _ in range(2):
+                with pytest.raises(EndpointError, match=r"403.*flagged") as caught:
+                    await policy.sample(REQUEST)
+                assert type(caught.value) is EndpointError and not caught.value.fatal
+                assert KEY not in str(caught.value)
+    assert len(server.requests) == 3
+
+
+async def test_403_for_every_prompt_is_fatal() -> None:
+    async with (
+        FakeEndpoint(lambda _: failure(403, "not in your plan")) as server,
+        engine(server.base_url) as policy,
+    ):
+        with pytest.raises(EndpointError, match=r"403.*TEST_KEY.*not in your plan") as caught:
+            await policy.sample(REQUEST)
+    assert caught.value.fatal
 
 
 async def test_a_missing_model_is_named_with_those_there_are() -> None:
