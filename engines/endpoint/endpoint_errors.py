@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import re
+import ssl
 import time
 from collections.abc import Iterator
 
@@ -89,19 +90,23 @@ def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception
 
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
     """Returns the error if no connection was established, else None."""
+    import aiohttp
+
     if any(getattr(cause, "errno", None) in _NO_DESCRIPTORS for cause in _causes(fault)):
         text = "this process cannot open more files: raise `ulimit -n`"
         return EndpointError(f"{text}, or lower limits.max_concurrency", fatal=True)
-    if _untrusted(fault):
+    if _caused_by(fault, ssl.SSLCertVerificationError):  # other TLS faults are the network's
         text = f"the TLS certificate of {url} is not trusted: set SSL_CERT_FILE, or use http"
         return EndpointError(text, fatal=True)
     if _refused(fault):
         text = f"nothing answers at {url}: start the server there, or correct base_url"
-        if _at_proxy(fault):
+        if _caused_by(fault, aiohttp.ClientProxyConnectionError):
             text = (
                 f"the proxy for {url} does not answer: correct HTTP_PROXY or HTTPS_PROXY, or add "
                 "the host to NO_PROXY"
             )
+        elif _caused_by(fault, aiohttp.ClientConnectorSSLError):
+            text = f"the TLS handshake with {url} failed: correct base_url, or use http"
         return TransientError(EndpointError(text, fatal=True), "refused")
     return None
 
@@ -161,19 +166,8 @@ def _refused(fault: BaseException) -> bool:
     return any(isinstance(cause, never_connected) for cause in _causes(fault))
 
 
-def _at_proxy(fault: BaseException) -> bool:
-    import aiohttp
-
-    return any(isinstance(cause, aiohttp.ClientProxyConnectionError) for cause in _causes(fault))
-
-
-def _untrusted(fault: BaseException) -> bool:
-    import ssl
-
-    import aiohttp
-
-    kinds = (aiohttp.ClientSSLError, ssl.SSLError)
-    return any(isinstance(cause, kinds) for cause in _causes(fault))
+def _caused_by(fault: BaseException, kind: type[BaseException]) -> bool:
+    return any(isinstance(cause, kind) for cause in _causes(fault))
 
 
 def _causes(fault: BaseException) -> Iterator[BaseException]:

@@ -1,5 +1,6 @@
 """What the client raises, told apart; and the pauses that servers ask for."""
 
+import ssl
 import time
 from email.utils import formatdate
 
@@ -41,6 +42,36 @@ def test_faults_that_do_not_pass(status: int, fatal: bool) -> None:
     fault = answered(status)
     assert isinstance(fault, EndpointError)
     assert fault.fatal == fatal
+
+
+@pytest.mark.parametrize("at_connect", [False, True])
+def test_only_an_untrusted_certificate_is_fatal_among_tls_faults(at_connect: bool) -> None:
+    import aiohttp
+    import httpx2
+    import openai
+    from aiohttp.client_reqrep import ConnectionKey
+
+    def in_words(cause: Exception) -> Exception:
+        fault = openai.APIConnectionError(request=httpx2.Request("POST", "https://server"))
+        fault.__cause__ = cause
+        return to_endpoint_error(fault, url="https://server/v1", key=None, key_env="KEY")
+
+    key = ConnectionKey("server", 443, True, True, None, None, None)
+    torn = ssl.SSLEOFError(8, "UNEXPECTED_EOF_WHILE_READING")
+    untrusted = ssl.SSLCertVerificationError(1, "CERTIFICATE_VERIFY_FAILED")
+    network: Exception = aiohttp.ClientOSError(*torn.args)
+    network.__cause__ = torn
+    certificate: Exception = untrusted
+    if at_connect:
+        network = aiohttp.ClientConnectorSSLError(key, torn)
+        certificate = aiohttp.ClientConnectorCertificateError(key, untrusted)
+    passing = in_words(network)
+    assert isinstance(passing, TransientError)
+    assert passing.kind == ("refused" if at_connect else "trouble")
+    assert "certificate" not in str(passing)
+    lasting = in_words(certificate)
+    assert isinstance(lasting, EndpointError) and lasting.fatal
+    assert "SSL_CERT_FILE" in str(lasting)
 
 
 def test_a_date_goes_by_the_clock_of_the_server() -> None:
