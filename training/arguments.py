@@ -89,7 +89,6 @@ def _batch_arguments(settings: ExampleSettings) -> dict[str, Any]:
         "save_steps": SAVE_STEPS,
         "lr_scheduler_type": settings.schedule,
         "warmup_steps": settings.warmup,  # a share of all steps, because it is below 1
-        "train_sampling_strategy": "group_by_length",
     }
 
 

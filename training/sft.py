@@ -16,7 +16,7 @@ from training.arguments import lora_config, one_device
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
 from training.packing import StepTokens, packed_batch
 from training.report import TrainingReport
-from training.samplers import StateOrder
+from training.samplers import LengthOrder, StateOrder
 from training.settings import TrainingKind, TrainingSettings
 from training.training_run import TrainingRun, log_line
 from training.tree_attention import enable_packed_forward
@@ -100,9 +100,11 @@ def _trainer_class(together: Sequence[str] | None) -> Any:
         """Weighted cross-entropy, computed for the last positions only."""
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            if together is None:
-                return super()._get_train_sampler(train_dataset)
-            return StateOrder(together, self.args.seed)
+            if together is not None:
+                return StateOrder(together, self.args.seed)
+            lengths = [len(row["input_ids"]) for row in self.train_dataset]
+            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthOrder(lengths, batch_size, self.args.seed)
 
         def _track_num_input_tokens(self, inputs: Any) -> None:
             """Counts the tokens that the model reads: the tree's if examples are packed."""

@@ -160,6 +160,28 @@ def test_a_resumed_training_is_the_uninterrupted_one(
     _refuses_to_resume_what_is_not_its_own(settings, killed)
 
 
+@pytest.mark.parametrize("kind", ["warm-start", "dpo"])
+def test_a_training_resumed_within_its_second_epoch_is_the_uninterrupted_one(
+    kind: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(target: Path) -> None:
+        if kind == "dpo":
+            settings = preference(packed=False, epochs=2)
+            train_dpo(pairs(16), settings, start=base, target=target, seed=0)
+        else:
+            warm_start(steps(16), supervised(base, epochs=2), target=target, seed=0)
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "curves", _killed_at(7))
+        with pytest.raises(KeyboardInterrupt):
+            train(killed)
+    train(killed)
+    assert len(losses(whole)) == 8
+    assert losses(killed) == losses(whole)
+
+
 def _killed_at(step: int) -> Any:
     real = curves_of
 

@@ -13,7 +13,7 @@ from typing import Any
 from training.arguments import lora_config, one_device
 from training.packing import StepTokens, packed_batch
 from training.preference.pairs import PreferenceTokens
-from training.samplers import StateOrder
+from training.samplers import LengthOrder, StateOrder
 from training.settings import DpoSettings, TrainingSettings
 from training.tree_attention import enable_packed_forward
 
@@ -42,7 +42,6 @@ def pair_trainer(
         beta=settings.beta,
         **_losses(settings),
         max_length=None,  # never cut: longer pairs are left out earlier
-        length_column_name="length",
         # Without an adapter, TRL would otherwise load a second model as the reference.
         precompute_ref_log_probs=training.lora is None,
     )
@@ -135,9 +134,11 @@ def _trainer_class(settings: DpoSettings, packed: bool) -> Any:
             return dataset  # `set_reference_logps` adds them
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            if not packed:
-                return super()._get_train_sampler(train_dataset)
-            return StateOrder(list(map(tuple, self.train_dataset["prompt_ids"])), self.args.seed)
+            rows = self.train_dataset
+            if packed:
+                return StateOrder(list(map(tuple, rows["prompt_ids"])), self.args.seed)
+            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+            return LengthOrder(rows["length"], batch_size, self.args.seed)
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             given = inputs
