@@ -1,6 +1,6 @@
 """Converts messages to the text and the tokens that a model was trained to continue."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any
@@ -10,8 +10,21 @@ from base.text import replace_surrogates
 from storage.records import Message
 
 
-def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:
+def rendered(
+    template: str,
+    messages: tuple[Message, ...],
+    prefix: str = "",
+    *,
+    special_tokens: Mapping[str, str],
+) -> str:
     """Returns the prompt: `messages` in a Jinja chat template, then the assistant's started turn.
+
+    Args:
+        template: Jinja chat template.
+        messages: Messages before the started turn.
+        prefix: Text of the started turn.
+        special_tokens: The tokenizer's tokens that a template may insert: "bos_token", "eos_token".
+            The caller encodes the prompt without adding any.
 
     Raises:
         ConfigError: If jinja2 is missing, or the template rejects the messages.
@@ -20,7 +33,9 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
 
     turns = [{"role": m.role, "content": m.content} for m in messages]
     try:
-        text = str(_compiled(template).render(messages=turns, add_generation_prompt=True))
+        text = str(
+            _compiled(template).render(special_tokens, messages=turns, add_generation_prompt=True)
+        )
     except TemplateError as error:
         raise ConfigError(f"the model's chat template rejects the messages: {error}") from error
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -41,7 +56,9 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
     turn = [m.content for m in takewhile(lambda m: m.role == "assistant", reversed(messages))]
     asked = tuple(messages[: len(messages) - len(turn)])
     first, *others = reversed(turn) if turn else ("",)
-    texts = [rendered(tokenizer.chat_template, asked, first), *others]
+    special_tokens = tokenizer.special_tokens_map
+    begun = rendered(tokenizer.chat_template, asked, first, special_tokens=special_tokens)
+    texts = [begun, *others]
     return tuple(i for text in texts for i in _encoded(text, tokenizer))
 
 

@@ -152,7 +152,13 @@ class OpenVINOEngine:
     def prompt_ids(self, request: SampleRequest) -> list[int]:
         """Returns the prompt as the model sees it: the chat template and `SampleRequest.prefix`."""
         first, parts = begun_turn(request)
-        ids = self._encoded(rendered(self._template, request.messages, first))
+        special_tokens = {
+            "bos_token": self._tokenizer.get_bos_token(),
+            "eos_token": self._tokenizer.get_eos_token(),
+        }
+        ids = self._encoded(
+            rendered(self._template, request.messages, first, special_tokens=special_tokens)
+        )
         for part in parts:
             ids += self._encoded(part) if isinstance(part, str) else part
         return ids

@@ -118,7 +118,10 @@ class TokenizerCount:
         if isinstance(template, str):
             # A template may reject a system turn, or fail. The reply must not be lost.
             with suppress(Exception):
-                return self._tokens(rendered(template, request.messages))
+                special_tokens = self.tokenizer.special_tokens_map
+                return self._tokens(
+                    rendered(template, request.messages, special_tokens=special_tokens)
+                )
         texts = [*map(_role_and_content, request.messages)]
         return sum(map(self._tokens, texts)) + MESSAGE_TOKENS * len(texts)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tiny_models import KINDS, write_tiny_model
+from tiny_models import KINDS, TEMPLATE, tiny_tokenizer, write_tiny_model
 
 from engines.embedded.openvino import OpenVINOEngine, embedded_engine
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from storage.records import Message
+from weights.chat_template import prompt_ids
 from weights.gguf import ROWS_ARE_INTERLEAVED, Precision, export_gguf
 from weights.policy_files import load_policy, policy_files
 
@@ -119,6 +120,22 @@ async def test_folders_and_their_adapters_agree_with_transformers(
             assert list(answer.prompt_ids or ()) == prompt
         assert disagreement(model, answers) < error
         assert disagreement(other, answers) > 10 * error, "the adapter changes what is said"
+
+
+async def test_a_template_s_first_token_is_in_every_prompt_once(cache: Path) -> None:
+    write_tiny_model(cache / "base", "llama")
+    tokenizer = tiny_tokenizer("llama")
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE + "{{ eos_token }}"
+    tokenizer.save_pretrained(str(cache / "base"))
+    _, tokenizer = load_policy(policy_files(str(cache / "base")))
+    engine = embedded_engine(ModelSettings(model=str(cache / "base"), precision="f16"))
+    for text, answer in zip(ASKED, await completions(engine), strict=True):
+        turns = [{"role": "user", "content": text}]
+        prompt = tokenizer.apply_chat_template(turns, return_dict=False)
+        assert (prompt.count(tokenizer.bos_token_id), prompt[-1]) == (1, tokenizer.eos_token_id)
+        assert list(answer.prompt_ids or ()) == prompt
+        assert list(prompt_ids([Message("user", text)], tokenizer)) == prompt
 
 
 async def test_a_gguf_file_is_a_base_like_its_folder(cache: Path) -> None:

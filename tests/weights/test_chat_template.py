@@ -22,4 +22,4 @@ from weights.chat_template import rendered
 )
 def test_a_template_that_fails_is_told(template: str) -> None:
     with pytest.raises(ConfigError, match="the model's chat template"):
-        rendered(template, (Message("user", "Who?"),))
+        rendered(template, (Message("user", "Who?"),), special_tokens={})
