@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from training.packing import StepTokens, packed_batch, padded_batch
+from training.packing import StepTokens, packed_batch, pad_id, padded_batch
 from weights.prefix_tree import common_prefix
 
 Row = TypeVar("Row")
@@ -53,7 +53,7 @@ def read_steps(
     collate = packed_batch if packed else padded_batch
     batch = {
         name: tensor.to(trainer.accelerator.device)
-        for name, tensor in collate(rows, trainer.processing_class.pad_token_id).items()
+        for name, tensor in collate(rows, pad_id(trainer.processing_class)).items()
     }
     said = batch.pop("completion_mask") == 1
     labels = batch["input_ids"].masked_fill(~said, -100)

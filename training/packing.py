@@ -24,6 +24,14 @@ class StepTokens(NamedTuple):
     step: tuple[int, ...]
 
 
+def pad_id(tokenizer: Any) -> int:
+    """Returns the token id that fills batches, which no loss reads: the end of turn if it has none
+    for padding.
+    """
+    pad = tokenizer.pad_token_id
+    return int(tokenizer.eos_token_id if pad is None else pad)
+
+
 def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     """Returns the rows in full, padded on the right: tensors of shape (rows, longest)."""
     whole = [[*row.prompt, *row.step] for row in rows]

@@ -14,7 +14,7 @@ from base.seeds import to_uint32
 from base.text import Log
 from training.arguments import lora_config, one_device
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
-from training.packing import StepTokens, packed_batch
+from training.packing import StepTokens, packed_batch, pad_id
 from training.report import TrainingReport
 from training.samplers import LengthOrder, StateOrder
 from training.settings import TrainingKind, TrainingSettings
@@ -73,7 +73,7 @@ def _trainer(
     from peft import get_peft_model
     from transformers import TrainingArguments, set_seed
 
-    pad = tokenizer.pad_token_id or tokenizer.eos_token_id
+    pad = pad_id(tokenizer)
     arguments = TrainingArguments(**course.arguments(), include_num_input_tokens_seen="non_padding")
     if course.training.packed:
         enable_packed_forward(model)

@@ -128,6 +128,13 @@ def test_what_is_paid_becomes_likelier(base: str, tmp_path: Path) -> None:
     assert logps_of(trainer, (1, 2, 3, 100)) > before + 0.5
 
 
+def test_a_tokenizer_without_a_token_for_padding_trains(base: str, tmp_path: Path) -> None:
+    trainer = trainer_on(base, tmp_path, batches=1)
+    trainer.processing_class.pad_token = None
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
 def test_each_batch_is_drawn_once_whatever_the_number_of_updates(base: str, tmp_path: Path) -> None:
     source = RandomRollouts()
     report = train(source, base, tmp_path, updates=2)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from training.arguments import lora_config, one_device
-from training.packing import StepTokens, packed_batch
+from training.packing import StepTokens, packed_batch, pad_id
 from training.preference.pairs import PreferenceTokens
 from training.samplers import LengthOrder, StateOrder
 from training.settings import DpoSettings, TrainingSettings
@@ -53,7 +53,7 @@ def pair_trainer(
     if training.packed:
         enable_packed_forward(model)
         one_device(configuration)
-        given["data_collator"] = PackedPairs(tokenizer.pad_token_id or tokenizer.eos_token_id)
+        given["data_collator"] = PackedPairs(pad_id(tokenizer))
     return _trainer_class(settings, training.packed)(
         model=model,
         args=configuration,
