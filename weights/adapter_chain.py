@@ -4,7 +4,6 @@ Its folder contains the whole chain.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from weights.adapters import WEIGHTS, check_adapter, load_tensors
-from weights.model_folders import ADAPTER_CONFIG
+from weights.model_folders import ADAPTER_CONFIG, path_from
 from weights.policy_files import PACKAGED, packaged_gguf, policy_files
 
 CHAIN = "chain"
@@ -49,7 +48,7 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
         return files.hub, names
     if files.base == packaged_gguf():
         return PACKAGED, names
-    return os.path.relpath(files.base, target), names
+    return path_from(target, files.base), names
 
 
 def save_adapter(model: Any, target: Path) -> None:

@@ -6,6 +6,7 @@ Here, code from a folder never runs.
 """
 
 import hashlib
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,13 @@ _CONFIGS = (
     "preprocessor_config.json",
 )
 _LAYERS = re.compile(r"(num_|n_)?(\w+_)?layers?")
+
+
+def path_from(folder: Path, model: Path) -> str:
+    """Returns the path from `folder` to a model, which may be a link, for a record in `folder`."""
+    # Readers follow the folder's links before "..", so the path must lead from the real folder.
+    # A link to a GGUF file keeps its name, because the file in the hub's cache has no suffix.
+    return os.path.relpath(model.parent.resolve() / model.name, folder.resolve())
 
 
 def file_hash(path: Path, *, sha256: bool = False) -> str:

@@ -9,7 +9,6 @@ of the heads:
 `encoder` is "packaged", "hub:owner/name@revision" or a path relative to the folder.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from rewards.reward_model.heads import Heads
 from storage.records import Message
 from weights.embedding import FrozenEncoder, Prefix
 from weights.hub import HUB
+from weights.model_folders import path_from
 from weights.policy_files import PACKAGED
 
 KIND = "reward-model"
@@ -179,7 +179,7 @@ def encoder_name(folder: Path, stored: str) -> str:
 
 def stored_encoder(folder: Path, encoder: str) -> str:
     """Returns an encoder's name in the form that `training.json` of `folder` stores."""
-    return encoder if _is_name(encoder) else os.path.relpath(encoder, folder)
+    return encoder if _is_name(encoder) else path_from(folder, Path(encoder))
 
 
 def _is_name(encoder: str) -> bool:

@@ -164,6 +164,9 @@ def test_an_encoder_is_found_from_wherever_the_folder_is_moved_with_it(tmp_path:
     folder, encoder = tmp_path / "models" / "rm", tmp_path / "models" / "bert"
     assert stored_encoder(folder, str(encoder)) == "../bert"
     assert stored_encoder(folder, "hub:a/b@c") == "hub:a/b@c"
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "disk" / "deep")
+    assert stored_encoder(tmp_path / "linked" / "rm", str(encoder)) == "../../../models/bert"
     folder.mkdir(parents=True)
     model = RewardModel.load(write(folder, heads(), encoder="../bert"), at(SETTINGS))
     assert Path(model._encoder.model).resolve() == encoder

@@ -76,6 +76,21 @@ def test_a_hub_base_is_pinned_in_the_record(
     assert asked[-1] == "hub:owner/name@0123abc"
 
 
+def test_a_base_is_found_from_a_folder_behind_a_link(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "models").symlink_to(tmp_path / "disk" / "deep")
+    trained = tmp_path / "models" / "dpo"
+    (trained / "adapter").mkdir(parents=True)
+    (trained / "adapter" / "adapter_model.safetensors").touch()
+    blob, file = tmp_path / "blob", tmp_path / "linked.gguf"
+    blob.touch()
+    file.symlink_to(blob)
+    for start in (weights, file):
+        base, chain = copy_chain(str(start), trained)
+        record(trained, base=base, chain=chain)
+        assert policy_files(str(trained)).base.samefile(start)
+
+
 def test_a_hub_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="hub:nobody/nothing from the Hugging Face hub"):
