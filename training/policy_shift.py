@@ -23,7 +23,7 @@ class PolicyShift:
     is None.
 
     Attributes:
-        kl: Divergence in nats per step of the policy; see `training.dpo.train_dpo`.
+        kl: Divergence in nats per step of the policy; see `training.preference.dpo.train_dpo`.
         margin: Margin of the implicit rewards, in nats times beta.
         accuracy: Share of the batch's pairs whose chosen side gained more, in [0, 1].
     """

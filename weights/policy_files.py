@@ -251,16 +251,16 @@ def _adapter_hash(adapter: Path) -> str:
     return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
 
 
-def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
-    """Returns a policy with its adapters merged in float32, and its tokenizer, for transformers.
+def load_policy(files: PolicyFiles) -> tuple[Any, Any]:
+    """Returns a float32 policy with its adapters merged, and its tokenizer, for transformers.
 
     Raises:
         ConfigError: If a package is missing, or an adapter is damaged or does not fit the base.
     """
-    model, tokenizer = _load_weights(files.base, "float32")
+    model, tokenizer = _load_weights(files.base)
     for adapter in files.adapters:
         model = merge_adapter(model, adapter)
-    return model.to(_torch_dtype(dtype)), tokenizer
+    return model.float(), tokenizer
 
 
 def merge_adapter(model: Any, adapter: Path) -> Any:
@@ -284,21 +284,19 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
         raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
 
 
-def _load_weights(base: Path, dtype: str) -> tuple[Any, Any]:
+def _load_weights(base: Path) -> tuple[Any, Any]:
+    model = pretrained("AutoModelForCausalLM", base, dtype="float32")
     if base.is_file():
-        return _load_gguf(base, dtype)
-    model = pretrained("AutoModelForCausalLM", base, dtype=_torch_dtype(dtype))
+        _forget_quantisation(model)
     return model.eval(), tokenizer_of(base)
 
 
-def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
-    model = pretrained("AutoModelForCausalLM", path, dtype=_torch_dtype(dtype))
+def _forget_quantisation(model: Any) -> None:
     # The weights are dequantised now. With these attributes, transformers refuses to save them.
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, name):
             delattr(owner, name)
     model.is_quantized = False
-    return model.eval(), load_tokenizer(path)
 
 
 def tokenizer_of(base: Path) -> Any:
@@ -319,9 +317,3 @@ def load_tokenizer(source: Path) -> Any:
         ConfigError: If it cannot be loaded.
     """
     return pretrained("AutoTokenizer", source)
-
-
-def _torch_dtype(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
