@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from base.errors import ConfigError
+from weights.model_folders import MERGED_WEIGHTS, weight_files
 
 HUB = "hub:"
 _NAME = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
@@ -15,7 +16,8 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
 
     Args:
         name: `hub:owner/name` or `hub:owner/name@revision`.
-        download: Whether to download a model that is not on this machine.
+        download: Whether to download a model that is not on this machine. If not, a copy without
+            weights is enough, because its tokenizer can count tokens.
 
     Raises:
         ConfigError: If the name is invalid, the model does not exist or is not on this machine, or
@@ -33,6 +35,8 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
             allow_patterns=_FILES,
             local_files_only=local_files_only,
         )
+        if download:
+            _check_has_weights(Path(folder))
         return Path(folder)
 
     try:
@@ -47,6 +51,18 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
             f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}). "
             "Without a network, name a folder with its safetensors and tokenizer"
         ) from error
+
+
+def _check_has_weights(folder: Path) -> None:
+    """Checks that a local copy has its weights; other tools may cache only the tokenizer.
+
+    Raises:
+        FileNotFoundError: If it has no weights, or lacks a shard in its index.
+    """
+    files = weight_files(folder)
+    lost = [file.name for file in files if not file.is_file()]
+    if lost or not files:
+        raise FileNotFoundError(f"{folder} lacks {(lost or [MERGED_WEIGHTS])[0]}")
 
 
 def pinned_name(name: str, folder: Path) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from base.errors import ConfigError
@@ -17,6 +17,8 @@ from base.plain_json import as_object, parse_json
 from base.safe_files import open_named, read_named
 
 ADAPTER_CONFIG = "adapter_config.json"
+MERGED_WEIGHTS = "model.safetensors"
+_SHARD_INDEX = "model.safetensors.index.json"
 MOST_LAYERS = 1000
 """Most layers of a model; the largest models have about a hundred."""
 
@@ -36,6 +38,27 @@ def path_from(folder: Path, model: Path) -> str:
     # Readers follow the folder's links before "..", so the path must lead from the real folder.
     # A link to a GGUF file keeps its name, because the file in the hub's cache has no suffix.
     return os.path.relpath(model.parent.resolve() / model.name, folder.resolve())
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the safetensors of merged weights: one file, or the shards in the index.
+
+    Raises:
+        ConfigError: If the index cannot be read, or names files outside the folder.
+    """
+    whole, index = folder / MERGED_WEIGHTS, folder / _SHARD_INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        return []
+    try:
+        shards = set(as_object(parse_json(read_named(index)))["weight_map"].values())
+        lost = [name for name in shards if PurePath(name).name != name or "\0" in name]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{index} is not an index of safetensors shards: {error!r}") from error
+    if lost:
+        raise ConfigError(f"{index}: {lost[0]!r} does not name a file in its folder")
+    return [folder / name for name in sorted(shards)]
 
 
 def file_hash(path: Path, *, sha256: bool = False) -> str:

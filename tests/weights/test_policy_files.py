@@ -13,6 +13,7 @@ from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
 from weights.adapter_chain import copy_chain
+from weights.hub import hub_folder
 from weights.policy_files import (
     load_policy,
     policy_digest,
@@ -97,6 +98,30 @@ def test_a_hub_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         policy_files("hub:nobody/nothing")
     with pytest.raises(ConfigError, match="write a hub model as"):
         policy_files("hub:nothing")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_hub_model_is_downloaded_if_only_its_tokenizer_is_here(
+    sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights_file = "a.safetensors" if sharded else "model.safetensors"
+    if sharded:
+        index = {"weight_map": {"layer": weights_file}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    local: list[bool] = []
+
+    def snapshot(name: str, *, local_files_only: bool, **options: Any) -> str:
+        local.append(local_files_only)
+        if not local_files_only:
+            (tmp_path / weights_file).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert hub_folder("hub:owner/name", download=False) == tmp_path
+    for _ in range(2):
+        assert hub_folder("hub:owner/name") == tmp_path
+    assert local == [True, True, False, True]
 
 
 SAVED = "adapter/adapter_model.safetensors"
