@@ -215,13 +215,19 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_training(
     assert all("left out" in line for line in said if "not finite" in line)
 
 
-def test_a_policy_that_stops_answering_is_named_once(base: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_policy_that_stops_answering_is_named_once(
+    resumed: bool, base: str, tmp_path: Path
+) -> None:
     class Silent(RandomRollouts):
         def collect(self, number: int, model: Any) -> RolloutBatch:
             batch = super().collect(number, model)
             return RolloutBatch(batch.groups, {"answer_rate": [0.9, 0.5, 0.4, 0.1][number]})
 
     said: list[str] = []
+    if resumed:
+        with pytest.raises(BudgetExceeded):
+            train(Silent(stop_at=2), base, tmp_path, said, batches=4)
     train(Silent(), base, tmp_path, said, batches=4)
     assert [line for line in said if "40 % of its rollouts, 90 % in the first" in line]
     assert sum("learning not to answer" in line for line in said) == 1

@@ -196,7 +196,6 @@ def _trainer_class() -> Any:
             self.updates: list[_Update] = []
             self.measured: dict[str, float] = {}
             self.consecutive_nonfinite = 0
-            self.initial_answer_rate: float | None = None
             self.warned = False
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -240,12 +239,13 @@ def _trainer_class() -> Any:
             rate = self.measured.get("answer_rate")
             if rate is None or self.warned:
                 return
-            if self.initial_answer_rate is None:
-                self.initial_answer_rate = rate
-            elif rate < self.initial_answer_rate / 2:
+            # A resumed training has the lines of its checkpoint.
+            earlier = (line.get("answer_rate") for line in self.state.log_history)
+            initial = next((one for one in earlier if one is not None), rate)
+            if rate < initial / 2:
                 self.print_line(
                     f"batch {number}: the policy answers {100 * rate:.0f} % of its rollouts, "
-                    f"{100 * self.initial_answer_rate:.0f} % in the first batch. If its reward "
+                    f"{100 * initial:.0f} % in the first batch. If its reward "
                     "does not punish a missing answer, it may be learning not to answer"
                 )
                 self.warned = True
