@@ -36,7 +36,7 @@ from runs.annotation.stored_trees import (
 )
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
-from runs.evaluation.question_set import TRAINED, answering, data_settings
+from runs.evaluation.question_set import answering, data_settings
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
@@ -51,7 +51,7 @@ from runs.training.tree_groups import TreeGroups, tree_groups
 from sources.load import Data, load_data
 from sources.splits import repeated_questions
 from storage.ledger import Ledger
-from storage.parts import write_part
+from storage.parts import TRAINED, write_part
 from storage.records import Message, Question
 from storage.schemas import rows_to_table, schema_of
 from training.arguments import check_has_lora

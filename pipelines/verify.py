@@ -25,7 +25,6 @@ from engines.settings import ModelSettings
 from retrieval.interface import Retriever
 from runs.annotation.commit import Committer, restate_questions
 from runs.annotation.tree_growing import annotator_for
-from runs.evaluation.question_set import TRAINED
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_same_inputs, existing_run, noted_inputs
 from runs.inputs import inputs_of
@@ -33,7 +32,7 @@ from runs.stage import DONE, FAILED, StageContext, StageResult
 from storage.ledger import Ledger
 from storage.ledger_check import REMEDY, Checked, check
 from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts
-from storage.parts import Part, number_of
+from storage.parts import TRAINED, Part, number_of
 from storage.records import Question
 
 REBUILT_TABLES = frozenset({"trees", "pairs"})

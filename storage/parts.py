@@ -16,6 +16,9 @@ from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of
 from storage.records import Question
 from storage.schemas import schema_of, table_to_records
 
+TRAINED = "trained"
+"""Tables `trained/<name>/questions` hold the questions of a run's outcome RL trainings."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

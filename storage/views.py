@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 
 from base.errors import ConfigError, StorageError
 from storage.manifest import DAMAGED, Manifest, load_manifest, problem_of, verify_manifest
+from storage.parts import TRAINED
 from storage.schemas import SCHEMAS
 
 VIEWS = ("pairs", "trees", "questions", "failures", "predictions", "difficulty", "survival")
@@ -146,7 +147,8 @@ def _parts(run: Path, manifest: Manifest, view: str, label: str | None) -> ds.Da
         shown = [
             part
             for part in manifest.parts
-            if part.table.rpartition("/")[2] == view and not part.table.startswith("relabelled/")
+            if part.table.rpartition("/")[2] == view
+            and part.table.partition("/")[0] not in ("relabelled", TRAINED)
         ]
     if not shown:
         return ds.dataset(schema.empty_table())

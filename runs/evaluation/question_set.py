@@ -16,13 +16,10 @@ from sources.load import Data, load_data
 from sources.settings import DataSettings
 from sources.splits import repeated_questions
 from storage.manifest import load_manifest
-from storage.parts import read_parts
+from storage.parts import TRAINED, read_parts
 from storage.records import Question
 from storage.schemas import table_to_records
 from weights.adapters import TRAINING
-
-TRAINED = "trained"
-"""Tables `trained/<name>/questions` of a run hold the questions of its outcome RL trainings."""
 
 
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:

@@ -29,6 +29,7 @@ def run(tmp_path: Path) -> Path:
             write_part(run, "trees", rows_to_table(nodes, TREES, "r"), 0),
             write_part(run, "trees", older.drop_columns(["verdict", "rollouts"]), 1),
             write_part(run, "pairs", rows_to_table([a_pair()], PAIRS, "r"), 0),
+            write_part(run, "trained/grpo/questions", rows_to_table(questions, QUESTIONS, "r")),
             write_part(run, "relabelled/strict/pairs", rows_to_table([a_pair()], PAIRS, "r"), 0),
         ],
     )
