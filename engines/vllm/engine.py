@@ -23,6 +23,9 @@ from engines.vllm.weights import prepare_weights, served_digest, served_name
 if TYPE_CHECKING:
     from engines.endpoint.openai import OpenAIEngine
 
+MOST_LOST_SERVERS = 3
+"""Servers that may die during one call. A prompt that crashes vLLM would else restart it forever:
+a server that loads for minutes never exceeds the limit on deaths per ten minutes."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which vLLM itself reads the key that clients must send; it gets no other key."""
 
@@ -146,18 +149,23 @@ class VllmEngine:
         """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
-            EndpointError: If the server refused, or died too often.
+            EndpointError: If the server refused, or died too often: fatal over all calls, not fatal
+                for this call (`MOST_LOST_SERVERS`).
         """
         endpoint, server, lost = self._endpoint, self.server, 0
         if endpoint is None:
             raise EndpointError("use the vLLM engine inside `async with`", fatal=True)
         if server is None:
             return self._named(await endpoint.sample(request), 0)
-        while True:
+        while lost < MOST_LOST_SERVERS:
             drawn = await _sample_unless_server_dies(server, endpoint, request)
             if drawn is not None:
                 return self._named(drawn, lost)
             lost += 1
+        raise EndpointError(
+            f"the vLLM server died {lost} times during this call; its log is {server.log_file}",
+            attempts=lost,
+        )
 
     def _named(self, completion: Completion, lost: int) -> Completion:
         """Returns the completion with the user's model name; its attempts include `lost` ones."""

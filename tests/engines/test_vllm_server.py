@@ -110,6 +110,11 @@ async def test_a_call_survives_the_death_of_its_server(fake: Path) -> None:
 
 async def test_a_server_that_keeps_dying_is_given_up_with_its_last_words(fake: Path) -> None:
     async with engine(fake_vllm.write_policy(fake)) as served:
+        with pytest.raises(EndpointError, match="died 3 times during this call") as lost:
+            await served.sample(asking("die"))
+        assert not lost.value.fatal, "another prompt may be harmless"
+        assert lost.value.attempts == len(fake_vllm.kept(fake, "requests")) == 3
+        assert (await served.sample(asking("Lyon"))).text
         with pytest.raises(EndpointError, match="died 4 times in 10 minutes") as told:
             await served.sample(asking("die"))
         assert told.value.fatal
