@@ -26,6 +26,8 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
+_FAILED = frozenset({"error", "abort"})
+"""Finish reasons of a generation that the server did not finish (gateways; vLLM)."""
 OVERLONG = "overlong"
 """Stop reason of a completion that was too long to keep; its text is empty."""
 _SHORTEST_LIMIT = 2**16
@@ -101,7 +103,8 @@ def read_reply(
         longest: Character limit for the text (`longest_text`).
 
     Raises:
-        UnreadableReply: If no choice has a message, or the content is not a text.
+        UnreadableReply: If no choice has a message, the content is not a text, or the choice
+            reports an error.
     """
     reply, choice = _first_choice(reply)
     message = _mapping(choice.get("message"))
@@ -133,7 +136,7 @@ def read_ids_reply(
         EndpointError: If the reply lacks token ids, lacks a log-probability for any of them, or has
             more of them than the request allows.
         TokenDrift: If the server tokenised `prompt` differently.
-        UnreadableReply: If no choice has a text.
+        UnreadableReply: If no choice has a text, or the choice reports an error.
     """
     reply, choice = _first_choice(reply)
     text, read, ids = (choice.get(name) for name in ("text", "prompt_token_ids", "token_ids"))
@@ -200,9 +203,18 @@ def _how_to_draw(
 
 
 def _first_choice(reply: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the reply and its first choice.
+
+    Raises:
+        UnreadableReply: If the choice reports an error.
+    """
     reply = _mapping(reply)
     choices = reply.get("choices")
-    return reply, _mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    error, reason = choice.get("error"), choice.get("finish_reason")
+    if error or str(reason) in _FAILED:
+        raise UnreadableReply(f"the endpoint reports the error {error or reason!r}")
+    return reply, choice
 
 
 def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:

@@ -108,7 +108,7 @@ async def test_seeds_are_stable_by_call_and_differ_by_draw() -> None:
         (completion(None, message={"reasoning_content": "So score 1"}), "", "stop", "stop"),
         (completion(None, message={"refusal": "I won't"}), "", "content_filter", "refusal"),
         (completion("cut", finish_reason="length"), "cut", "length", "length"),
-        (completion("x", finish_reason="abort"), "x", "unknown", "abort"),
+        (completion("x", finish_reason="tool_calls"), "x", "unknown", "tool_calls"),
         (completion("bad \ud800"), "bad \ufffd", "stop", "stop"),
         (completion("nul \0"), "nul \0", "stop", "stop"),
         (completion("x", usage=None), "x", "stop", "stop"),
@@ -224,6 +224,9 @@ async def test_a_request_the_server_rejects_is_not_repeated(status: int) -> None
     "reply",
     [
         {"error": {"message": "upstream"}},
+        completion("x", finish_reason="error"),
+        completion("x", finish_reason="abort"),
+        completion("x", choices=[{"message": {"content": "x"}, "error": {"code": 502}}]),
         completion("x", choices=[]),
         completion("x", choices=None),
         completion("x", choices=["x"]),
@@ -238,6 +241,9 @@ async def test_a_request_the_server_rejects_is_not_repeated(status: int) -> None
     ],
     ids=[
         "error with 200",
+        "finish reason error",
+        "finish reason abort",
+        "error in the choice",
         "no choices",
         "null choices",
         "choices of text",
