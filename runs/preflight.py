@@ -222,15 +222,21 @@ def _reach(
     draw: bool = False,
 ) -> None:
     from engines.endpoint.openai import OpenAIEngine
+    from engines.endpoint.server import is_openai
 
     timeout_s = min(recipe.limits.timeout_s, CHECK_TIMEOUT_S)
     hurried = recipe.limits.model_copy(
         update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
     )
     continues = protocol is not None and protocol.continues
+    sampling = sampling_for(model)
+    if is_openai(model.base_url):
+        draw = True  # it lists models that reject these settings
+    else:
+        sampling = replace(sampling, max_new_tokens=1)
     request = SampleRequest(
         (Message("user", "Hi"),),
-        replace(sampling_for(model), max_new_tokens=1),
+        sampling,
         CallIdentity("check", "", ""),
         tokens=continues,
     )

@@ -46,10 +46,23 @@ def longest_text(max_new_tokens: int) -> int:
 
 
 def chat_body(
-    request: SampleRequest, *, model: str, seed: int, form: StructuredForm
+    request: SampleRequest,
+    *,
+    model: str,
+    seed: int,
+    form: StructuredForm,
+    limit_field: str = "max_tokens",
 ) -> dict[str, Any]:
-    """Returns the JSON body of `POST /chat/completions` for one draw."""
-    return {"messages": _turns(request), **_how_to_draw(request, model, seed, form)}
+    """Returns the JSON body of `POST /chat/completions` for one draw.
+
+    Args:
+        request: The request.
+        model: Name of the model.
+        seed: Random seed of the draw.
+        form: Format of constraints.
+        limit_field: Name of the field for the token limit.
+    """
+    return {"messages": _turns(request), **_how_to_draw(request, model, seed, form, limit_field)}
 
 
 def ids_body(
@@ -184,14 +197,18 @@ def _turns(request: SampleRequest) -> list[dict[str, str]]:
 
 
 def _how_to_draw(
-    request: SampleRequest, model: str, seed: int, form: StructuredForm
+    request: SampleRequest,
+    model: str,
+    seed: int,
+    form: StructuredForm,
+    limit_field: str = "max_tokens",
 ) -> dict[str, Any]:
     """Returns the body fields that chat and plain completions share."""
     body: dict[str, Any] = {
         "model": model,
         "temperature": request.sampling.temperature,
         "top_p": request.sampling.top_p,
-        "max_tokens": request.sampling.max_new_tokens,
+        limit_field: request.sampling.max_new_tokens,
         "seed": seed,
         "n": 1,
     }

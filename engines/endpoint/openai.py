@@ -30,7 +30,7 @@ from engines.endpoint.chat import (
 from engines.endpoint.client import checked_url, key_in, new_client
 from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
 from engines.endpoint.retry import RetryPolicy, once
-from engines.endpoint.server import ServerFacts, read_models
+from engines.endpoint.server import ServerFacts, is_openai, read_models
 from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
 from engines.endpoint.usage import LazyTokenCounter
 from engines.sampling import (
@@ -99,6 +99,7 @@ class OpenAIEngine:
         self._base_url = checked_url(settings)
         self._url = shown_url(self._base_url)
         self._root = self._base_url.rstrip("/").removesuffix("/v1")
+        self._limit_field = "max_completion_tokens" if is_openai(self._base_url) else "max_tokens"
         self._settings = settings
         self._timeout_s = timeout_s
         retry = retry or RetryPolicy()
@@ -191,7 +192,8 @@ class OpenAIEngine:
         seed = derived_seed(call_key(request, self.digest))
         if request.tokens or request.prefix:
             return await self._continue(request, seed)
-        body = chat_body(request, model=self._settings.model, seed=seed, form=self._form)
+        model, limit_field = self._settings.model, self._limit_field
+        body = chat_body(request, model=model, seed=seed, form=self._form, limit_field=limit_field)
         begin = time.perf_counter()
         reply = await self._with_timeout(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin

@@ -16,6 +16,7 @@ from base.errors import ConfigError, EndpointError, TokenDrift
 from engines.cost import cost_usd
 from engines.endpoint.openai import OpenAIEngine
 from engines.endpoint.retry import RetryPolicy
+from engines.endpoint.server import is_openai
 from engines.sampling import (
     CallIdentity,
     SampleRequest,
@@ -354,6 +355,20 @@ async def test_a_wrong_path_is_told_apart_from_a_missing_model() -> None:
         async with engine(wrong, structured_output="none") as policy:
             with pytest.raises(EndpointError, match="ends in /v1"):
                 await policy.check()
+
+
+async def test_openai_s_own_endpoint_gets_its_name_of_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert is_openai("https://api.openai.com/v1")
+    assert is_openai("https://mine.openai.azure.com/openai/v1")
+    assert not is_openai("https://api.openai.com.example/v1")
+    async with FakeEndpoint() as server:
+        monkeypatch.setattr("engines.endpoint.openai.is_openai", server.base_url.__eq__)
+        async with engine(server.base_url) as policy:
+            await policy.sample(REQUEST)
+    (sent,) = server.requests
+    assert sent["max_completion_tokens"] == 17 and "max_tokens" not in sent
 
 
 async def test_check_of_a_healthy_endpoint_draws_nothing() -> None:

@@ -60,6 +60,17 @@ def test_a_run_holds_trees_pairs_and_a_card(tmp_path: Path, endpoint: FakeEndpoi
     assert f"{len(pairs)} preference pairs" in (run / "README.md").read_text()
 
 
+def test_a_model_at_openai_that_rejects_the_settings_is_named_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engines.endpoint.server.is_openai", lambda url: True)
+    with serving(lambda _: failure(400, "temperature 0.8 is not supported")) as endpoint:
+        run = tmp_path / "run"
+        assert branchwise("annotate", recipe(tmp_path, endpoint.base_url), run) == 1
+    assert "temperature 0.8 is not supported" in capsys.readouterr().out
+    assert len(endpoint.requests) == 1 and not run.exists()
+
+
 def test_no_call_is_made_twice(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     branchwise("annotate", config, run)
