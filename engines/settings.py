@@ -27,8 +27,15 @@ RESERVED_VLLM_ARGS = frozenset(
 )
 """Arguments of a vLLM server that Branchwise sets itself."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEY = re.compile(r"(?i:sk|pk|rk|gsk|hf|ghp)_(?=.*[a-z0-9])[A-Za-z0-9]{16,}")
-"""A vendor's key that looks like the name of a variable."""
+_KEY = re.compile(
+    r"^(?i:sk|pk|rk|gsk|hf|ghp|fw)_(?=.*[a-z0-9])[A-Za-z0-9]{16,}$"
+    r"|^AIza\w{16,}"
+    r"|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,}"
+)
+"""A vendor's key that looks like the name of a variable.
+
+`base.secret_names.contains_key` would reject HF_TOKEN, and accept hexadecimal keys.
+"""
 CODE_LOADING_VLLM_ARGS = frozenset(
     {
         "--config",
@@ -144,7 +151,7 @@ class ModelSettings(Settings):
     @field_validator("api_key_env")
     @classmethod
     def _reject_key(cls, name: str) -> str:
-        if not _VARIABLE.fullmatch(name) or _KEY.fullmatch(name):
+        if not _VARIABLE.fullmatch(name) or _KEY.search(name):
             raise ValueError(
                 "not the name of an environment variable: put the key into one, such as "
                 "OPENAI_API_KEY, and give its name"
