@@ -54,7 +54,7 @@ class QuestionLine(Row):
             id=self.id,
             source=source,
             question=self.question,
-            answers=with_answers(self.answers, self.answerable),
+            answers=with_answers(self.answers, self.answerable, self.others()),
             type=self.type,
             hops=self.hops,
             answerable=self.answerable,

@@ -3,6 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -94,14 +95,23 @@ def distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, ...]:
+def with_answers(
+    answers: Sequence[str], answerable: bool = True, others: Iterable[str] = ()
+) -> tuple[str, ...]:
     """Returns the distinct answers.
+
+    Args:
+        answers: Gold answers.
+        answerable: Whether the question has an answer.
+        others: Names of the row's unknown fields. The message names one that looks misspelt.
 
     Raises:
         ValueError: If an answerable question lacks answers.
     """
     if answerable and not answers:
-        raise ValueError("lacks answers")
+        near = get_close_matches("answers", others, 1)
+        hint = f": rename `{near[0]}` to `answers`, a list of text" if near else ""
+        raise ValueError(f"lacks answers{hint}")
     return distinct(answers)
 
 

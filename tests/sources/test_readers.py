@@ -210,6 +210,12 @@ def test_a_bad_field_is_named(tmp_path: Path, change: dict[str, Any], message: s
         read_set("jsonl", path)
 
 
+def test_a_misspelt_field_of_answers_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", OURS, {"id": "q2", "question": "Who?", "answer": "Ada"})
+    with pytest.raises(ConfigError, match=r"q.jsonl:2: .*rename `answer` to `answers`, a list"):
+        read_set("jsonl", path)
+
+
 def test_unanswerable_needs_no_answers(tmp_path: Path) -> None:
     row = {"id": "u", "question": "Who?", "answerable": False}
     assert only("jsonl", write(tmp_path / "q.jsonl", row)).answers == ()
