@@ -35,10 +35,6 @@ class LedgeredEngine:
     share a result. Simultaneous draws with the same key share one call. Token ids and
     log-probabilities (in float32) are stored and returned only if `SampleRequest.tokens` is set,
     so fresh and replayed replies are identical.
-
-    Attributes:
-        hits: Number of draws without a call of their own (replayed, or shared a call in progress).
-        misses: Number of draws that made a call.
     """
 
     def __init__(
@@ -53,8 +49,6 @@ class LedgeredEngine:
         self._price = price
         self._before_call = before_call
         self._under_way: dict[str, asyncio.Future[Completion]] = {}
-        self.hits = 0
-        self.misses = 0
 
     @property
     def model(self) -> str:
@@ -82,19 +76,17 @@ class LedgeredEngine:
         while True:
             stored = self._ledger.get_for_question(request.identity.question_id, key)
             if stored is not None:
-                return self._reply(request, _completion(stored), replayed=True)
+                return self._with_tokens(request, _completion(stored))
             under_way = self._under_way.get(key)
             if under_way is None:
-                return self._reply(request, await self._single_flight(key, request), replayed=False)
+                return self._with_tokens(request, await self._single_flight(key, request))
             await asyncio.wait([under_way])
             # If the task that made the call was cancelled, this task makes the call.
             if not under_way.cancelled():
-                return self._reply(request, under_way.result(), replayed=True)
+                return self._with_tokens(request, under_way.result())
 
-    def _reply(
-        self, request: SampleRequest, completion: Completion, *, replayed: bool
-    ) -> Completion:
-        """Counts the draw and checks that it has the requested tokens."""
+    def _with_tokens(self, request: SampleRequest, completion: Completion) -> Completion:
+        """Returns the completion if it has the requested tokens."""
         if request.tokens and completion.token_ids is None:
             identity = request.identity
             raise StorageError(
@@ -102,8 +94,6 @@ class LedgeredEngine:
                 f"{identity.question_id!r} was stored without token ids. Start a new run, which "
                 "stores them."
             )
-        self.hits += replayed
-        self.misses += not replayed
         return completion
 
     async def _single_flight(self, key: str, request: SampleRequest) -> Completion:

@@ -7,11 +7,7 @@ from storage.records import RetrievedPassage
 
 
 class CachedRetriever:
-    """Answers a repeated query from memory (rollouts of one question repeat queries).
-
-    Attributes:
-        hits, misses: queries answered from memory, and by the index.
-    """
+    """Answers a repeated query from memory (rollouts of one question repeat queries)."""
 
     def __init__(self, inner: Retriever, size: int = 4096) -> None:
         """Wraps `inner`.
@@ -20,8 +16,6 @@ class CachedRetriever:
             inner: Retriever to cache.
             size: how many answers are kept, the longest unused going first.
         """
-        self.hits = 0
-        self.misses = 0
         self._inner = inner
         self._size = size
         self._answers: OrderedDict[tuple[str, int], tuple[RetrievedPassage, ...]] = OrderedDict()
@@ -36,10 +30,8 @@ class CachedRetriever:
         key = (query, top_k)
         known = self._answers.get(key)
         if known is not None:
-            self.hits += 1
             self._answers.move_to_end(key)
             return list(known)
-        self.misses += 1
         found = await self._inner.search(query, top_k)
         self._answers[key] = tuple(found)
         if len(self._answers) > self._size:

@@ -80,14 +80,13 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         first = await asyncio.gather(*map(ledgered.sample, DRAWS))
         assert sorted(c.text for c in first) == ["cut 1 \ufffd", "cut 2 \ufffd", "cut 3 \ufffd"]
         assert [r.identity.draw for r in engine.asked] == [0, 1, 2]
-        assert (ledgered.hits, ledgered.misses) == (0, 3)
         assert ledger.totals().cost_usd == pytest.approx(3 * (60 + 20 + 20) / 1e6)
         assert {tokens_of(one) for one in first} == {(None, None, None)}, "nobody asked for them"
     with Ledger(tmp_path / "l") as ledger:
         silent = CountingEngine()
         resumed = LedgeredEngine(silent, ledger)
         assert await asyncio.gather(*map(resumed.sample, DRAWS)) == first
-        assert (silent.asked, resumed.hits, resumed.misses) == ([], 3, 0)
+        assert silent.asked == []
         # Another place in the tree, other messages or another engine are other calls.
         other_place = replace(REQUEST, identity=replace(REQUEST.identity, path="tree/1"))
         other_prompt = replace(REQUEST, prefix=("<answer>",))
@@ -96,7 +95,7 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         silent.digest = "trained"
         assert (await resumed.sample(REQUEST)).text == "3"
         assert ledger.totals().unpriced == 3
-        assert (resumed.hits, resumed.misses) == (3, 3)
+        assert len(silent.asked) == 3
 
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple)
@@ -168,7 +167,7 @@ async def test_equal_calls_at_one_time_are_one_call(tmp_path: Path) -> None:
         replies = await asyncio.gather(*asking, return_exceptions=True)
         assert isinstance(replies[0], asyncio.CancelledError)
         assert replies[1] == replies[2] == replies[3]
-        assert (len(engine.asked), ledgered.hits, ledgered.misses) == (2, 2, 1)
+        assert len(engine.asked) == 2
 
 
 async def test_a_failed_call_is_noted_and_made_again(tmp_path: Path) -> None:

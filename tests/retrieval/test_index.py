@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from scripted_engine import ScriptedRetriever
 
 from base.errors import ConfigError, StorageError
 from retrieval import index
+from retrieval.cached import CachedRetriever
 from retrieval.index import corpus_hash, open_retriever
 from retrieval.settings import RetrievalSettings
 from storage.records import Passage, RetrievedPassage
@@ -44,14 +46,16 @@ def test_a_cache_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         open_retriever(RetrievalSettings(), CORPUS)
 
 
-async def test_identical_queries_are_answered_from_memory(tmp_path: Path) -> None:
-    retriever = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+async def test_identical_queries_are_answered_from_memory() -> None:
+    passage = RetrievedPassage(id="a", title="Ada", text="wrote the first program", score=1.0)
+    inner = ScriptedRetriever(lambda _: [passage])
+    retriever = CachedRetriever(inner)
     first = await retriever.search("program", 2)
     expected = list(first)
     first.append(RetrievedPassage(id="x", title="", text="", score=9.0))
     assert await retriever.search("program", 2) == expected
     await retriever.search("program", 1)
-    assert (retriever.hits, retriever.misses) == (1, 2)
+    assert inner.queries == [("program", 2), ("program", 1)]
 
 
 def test_http_needs_a_url() -> None:
