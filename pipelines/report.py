@@ -73,7 +73,7 @@ def _about(run: Run) -> dict[str, Any]:
     provenance = object_inside(run.folder, "provenance.json", LOG_BYTES)
     return {
         "name": run.folder.name,
-        "summary": (f"{recipe.agent.protocol} on {sources}: {describe_search(recipe.mcts)}"),
+        "summary": f"{recipe.agent.protocol} on {sources}: {describe_search(recipe.mcts)}",
         "facts": {
             "policy": f"{recipe.policy.engine}: {recipe.policy.model}",
             "judge": recipe.judge.model if recipe.judge else "none",
