@@ -296,10 +296,15 @@ def _trainings(
         selected = (
             questions if stage.select is None else _selected(context, stage.select, questions)
         )
-        yield _Training(_with_stage(recipe, stage), folder, selected[:most])
+        yield _Training(with_stage(recipe, stage), folder, selected[:most])
 
 
-def _with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
+def with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
+    """Returns the recipe of one stage: its rewards and batches, and no other stage.
+
+    Raises:
+        ConfigError: If its rewards are not those of the scheme.
+    """
     rewards = {**recipe.rewards.model_dump(), **stage.rewards}
     try:
         changed = type(recipe.rewards).model_validate(rewards)

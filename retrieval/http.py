@@ -20,10 +20,10 @@ from base.terminal_escape import one_line
 from retrieval.settings import checked_url
 from storage.records import RetrievedPassage
 
-_PASSING_STATUS = frozenset({408, 425, 429})
+_TRANSIENT_STATUS = frozenset({408, 425, 429})
 
 
-class _TemporaryError(RetrievalError):
+class _TransientError(RetrievalError):
     """A fault that another attempt may not have; never leaves this module."""
 
 
@@ -81,16 +81,16 @@ class HttpRetriever:
         return sorted(kept, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
     async def _post(self, body: bytes) -> Any:
-        """Returns the JSON of the reply; retries temporary faults."""
+        """Returns the JSON of the reply; retries transient faults."""
         for attempt in range(1, self._attempts):
             try:
                 return await self._attempt(body)
-            except _TemporaryError:
+            except _TransientError:
                 # Full jitter spreads the retries of searches that failed together.
                 await asyncio.sleep(self._jitter.uniform(0.0, self._pause_s * 2 ** (attempt - 1)))
         try:
             return await self._attempt(body)
-        except _TemporaryError as error:
+        except _TransientError as error:
             counted = f" ({self._attempts} attempts)" if self._attempts > 1 else ""
             raise RetrievalError(f"{error}{counted}") from error
 
@@ -98,8 +98,8 @@ class HttpRetriever:
         reply = await self._answer(body)
         text = reply.body.decode(errors="replace")
         if reply.status != 200:
-            passing = reply.status in _PASSING_STATUS or reply.status >= 500
-            kind = _TemporaryError if passing else RetrievalError
+            transient = reply.status in _TRANSIENT_STATUS or reply.status >= 500
+            kind = _TransientError if transient else RetrievalError
             raise kind(f"{self._url} answered {reply.status}: {_shown(text)}")
         try:
             return json.loads(text)
@@ -119,11 +119,11 @@ class HttpRetriever:
         except ReplyTooLarge as error:
             raise RetrievalError(f"{self._url} {error}: lower retrieval.top_k") from None
         except TimeoutError as error:
-            raise _TemporaryError(
+            raise _TransientError(
                 f"{self._url} did not answer within {self._timeout_s:g} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _TemporaryError(
+            raise _TransientError(
                 f"cannot reach the search server {self._url}: {_shown(str(error))}. "
                 "Check that it runs"
             ) from error

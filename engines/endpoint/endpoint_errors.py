@@ -15,7 +15,7 @@ from engines.endpoint.retry_after import epoch_s, retry_after_s
 
 _LONGEST_DETAIL = 300
 _LONGEST_LOOKED_AT = 20_000
-_PASSING_STATUS = frozenset({408, 409, 425, 429})
+_TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _OVERLOAD_STATUS = frozenset({429, 503, 529})
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _REDIRECT_REMEDY = "To send prompts and key there, set base_url to that address"
@@ -122,7 +122,7 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
     if status == 402 or getattr(fault, "code", None) == "insufficient_quota":
         return EndpointError(f"{url} answered {status}: no credit left ({detail})", fatal=True)
     error = EndpointError(f"{url} answered {status}: {detail}")
-    if status not in _PASSING_STATUS and status < 500:
+    if status not in _TRANSIENT_STATUS and status < 500:
         return error
     kind: FaultKind = "overload" if status in _OVERLOAD_STATUS else "trouble"
     return TransientError(error, kind, _asked_pause_s(fault))

@@ -483,25 +483,6 @@ def test_an_unusable_address_is_a_config_error(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "AIzaSyA0_b1C2d3E4f5G6h7I8j9K0lMnOpQrStU",  # Gemini
-        "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW",  # Mistral
-        "fw_3ZabcdEFGH1234567890ij",  # Fireworks
-        "a1" * 32,  # Together
-    ],
-)
-def test_a_key_is_not_taken_for_the_name_of_a_variable(key: str) -> None:
-    with pytest.raises(ValueError, match="not the name of an environment variable"):
-        ModelSettings(api_key_env=key)
-
-
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "FW_KEY_2", "key", "AIZA_KEY"])
-def test_names_of_variables_are_accepted(name: str) -> None:
-    assert ModelSettings(api_key_env=name).api_key_env == name
-
-
 def test_cost() -> None:
     usage = Usage(input_tokens=1_000_000, cached_tokens=400_000, output_tokens=100_000)
     assert cost_usd(usage, Price(input=1.0, cached=0.1, output=5.0)) == pytest.approx(1.14)

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from sample_records import a_pair
+from sample_records import a_pair, a_question
 
 from base.errors import ConfigError
 from engines.settings import ModelSettings
 from engines.vllm.weights import served_digest
+from pipelines import train_grpo
 from pipelines.cli import parser, run_stage
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
@@ -67,6 +68,67 @@ def test_only_the_policy_that_drew_the_pairs_is_trained_on_them(
     # The same name for other weights, as after training the policy again.
     Path(ours).write_bytes(b"trained again")
     assert trained(run, ours, stage) == 2
+
+
+TREES = ("--set", "training.grpo.rollouts=trees")
+
+
+@pytest.mark.parametrize("stage", [("train-dpo",), ("train-sft",), ("train-grpo", *TREES)])
+def test_a_missing_relabelling_is_named(
+    stage: tuple[str, ...],
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drawn_by(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
+    name, *more = stage
+    assert trained(tmp_path / "run", models[0], name, *more, "--label", "strikt") == 2
+    assert "--label strikt" in capsys.readouterr().out
+
+
+def test_trees_have_no_ratio_of_the_engine(
+    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn_by(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
+    ratio = ("--set", "training.grpo.ratio=engine")
+    assert trained(tmp_path / "run", models[0], "train-grpo", *TREES, *ratio) == 2
+    assert "trees store no log-probabilities" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("children", "expected"), [(None, 0.7), (1.2, 1.2)])
+def test_trees_are_trained_at_the_temperature_of_their_nodes(
+    children: float | None,
+    expected: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = Recipe.model_validate(
+        {"name": "run", "policy": {"temperature": 0.7}, "mcts": {"temperature": children}}
+    )
+    open_run(tmp_path / "run", drawn, {})
+    asked = Recipe.model_validate({"name": "run", "training": {"grpo": {"rollouts": "trees"}}})
+    seen = {}
+
+    def train(*_: object, temperature: float, **__: object) -> None:
+        seen["temperature"] = temperature
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(train_grpo, "train", train)
+    monkeypatch.setattr(train_grpo, "validated_start_policy", lambda *_: "packaged")
+    monkeypatch.setattr(train_grpo, "tree_groups", lambda *_: [(a_question(), [])])
+    with pytest.raises(ConfigError, match="seen"):
+        train_grpo.train_grpo(StageContext(asked, tmp_path / "run"))
+    assert seen == {"temperature": expected}
+
+
+def test_a_stage_does_not_depend_on_the_stages_after_it() -> None:
+    def first(batches: int) -> Recipe:
+        stages = [{"name": "format", "batches": 3}, {"name": "answers", "batches": batches}]
+        recipe = Recipe.model_validate({"name": "run", "training": {"grpo": {"stages": stages}}})
+        return train_grpo.with_stage(recipe, recipe.training.grpo.stages[0])
+
+    assert first(5).training == first(6).training
+    assert first(5).training.grpo.batches == 3
 
 
 def test_off_policy_is_asked_for_and_said(
