@@ -1,6 +1,5 @@
 """One policy on one question set: many trajectories in flight, a row for each question."""
 
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +116,6 @@ class _EvaluationRun:
 
     async def answer(self, question: Question) -> Prediction | Failure:
         """Answers a question; a fault of this question alone is a `Failure`."""
-        began = time.perf_counter()
         try:
             root = await self.begin(question)
             trajectory = await self.environment.trajectory(
@@ -132,5 +130,4 @@ class _EvaluationRun:
             trajectory,
             self.environment,
             policy=self.policy,
-            latency_s=time.perf_counter() - began,
         )

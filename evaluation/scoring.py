@@ -19,7 +19,6 @@ def score_trajectory(
     environment: Environment,
     *,
     policy: str,
-    latency_s: float,
 ) -> Prediction:
     """Returns every metric of one policy's trajectory on one question.
 
@@ -29,7 +28,6 @@ def score_trajectory(
     Args:
         environment: Environment of the rollout.
         policy: the name that tables show.
-        latency_s: seconds from the first call to the end.
     """
     state, usage = trajectory.state, trajectory.usage
     searches = [step for step in state.steps if is_search(step.action.kind)]
@@ -63,7 +61,7 @@ def score_trajectory(
         input_tokens=usage.input_tokens,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
-        latency_s=latency_s,
+        latency_s=sum(move.completion.latency_s for move in trajectory.moves),
     )
 
 

@@ -76,7 +76,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
         + ", ".join((*named, *recipe.evaluation.baselines))
     )
     for note, count in data.notes.items():
-        if "left out, " in note:
+        if "left out, " in note or "of another split" in note:
             context.log(f"{note}: {count}")
     log_notes(context, recipe)
     if recipe.answer_judge is not None:

@@ -30,7 +30,9 @@ def show(context: StageContext, what: What = "") -> StageResult:
     console = context.console
     if not what:
         return _list(context, rows(run.folder, _QUESTIONS + " ORDER BY question_id"))
-    if pairs := rows(run.folder, "SELECT * FROM pairs WHERE starts_with(pair_id, ?)", what):
+    asked = rows(run.folder, _QUESTIONS + " AND question_id = ?", what)
+    pairs = rows(run.folder, "SELECT * FROM pairs WHERE starts_with(pair_id, ?)", what)
+    if pairs and not asked:
         for pair in pairs:
             console.print(pair_text(pair, console.width))
         return StageResult({"pairs": [pair["pair_id"] for pair in pairs]})

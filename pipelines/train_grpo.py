@@ -108,7 +108,11 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         installed_vllm()  # a dry run does without
     require(search_server(recipe))
     retriever = open_index(recipe, data.passages, context.log)
-    sampled = {**answering(recipe), "temperature": recipe.policy.temperature}
+    sampled = {
+        **recipe.model_dump(mode="json", include={"retrieval"}),
+        **answering(recipe),
+        "temperature": recipe.policy.temperature,
+    }
     run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)

@@ -192,7 +192,9 @@ def differences(scores: Mapping[str, Scores], seed: int) -> Iterator[dict[str, A
     """Yields the difference in EM of any two policies, over questions that both were asked."""
     for (baseline, before), (policy, after) in combinations(scores.items(), 2):
         both = ((before.of(one), after.of(one)) for one in sorted({*before.em, *after.em}))
-        if shared := [(b, a) for b, a in both if b is not None and a is not None]:
+        shared = [(b, a) for b, a in both if b is not None and a is not None]
+        shared += [(0.0, 0.0)] * len(before.failed & after.failed)
+        if shared:
             found = paired_bootstrap([b for b, _ in shared], [a for _, a in shared], seed=seed)
             yield {
                 "policy": policy,

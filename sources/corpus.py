@@ -172,9 +172,14 @@ def _form_of(raw: Raw) -> Passage | None:
         ValueError: If a field is of the wrong type or empty.
     """
     if "contents" in raw and "text" not in raw:
-        title, line_break, text = _text(raw, "contents").partition("\n")
+        contents = _text(raw, "contents")
+        title, line_break, text = contents.partition("\n")
         title = title.strip().removeprefix('"').removesuffix('"')
-        return Passage(id=_text(raw, "id"), title=title, text=text if line_break else title)
+        if raw.get("title"):
+            title, text = _text(raw, "title"), contents
+        elif not line_break:
+            title, text = first_words(contents), contents
+        return Passage(id=_text(raw, "id"), title=title, text=text)
     if "id" not in raw or "title" not in raw:
         return None
     title = raw["title"]

@@ -37,7 +37,7 @@ def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
 
 def kind_of(path: Path) -> str:
     """Returns the file's ending without `.gz`, such as ".jsonl"."""
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:

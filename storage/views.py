@@ -1,6 +1,7 @@
 """DuckDB over a run: views on the committed parts, and the canned queries of `datasets/sql/`."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -88,7 +89,7 @@ def query(connection: duckdb.DuckDBPyConnection, run: Path, sql: str) -> Iterato
         cursor = connection.execute(sql)
         if cursor is None:  # despite the stubs: only comments or semicolons
             raise ConfigError(f"SQL: the query is empty. {_RULES}")
-        columns = tuple(column[0] for column in cursor.description or ())
+        columns = _numbered(column[0] for column in cursor.description or ())
         rows = cursor.fetchmany(PART_ROWS) if columns else []
         yield QueryResult(columns, tuple(rows))
         while rows and (rows := cursor.fetchmany(PART_ROWS)):
@@ -113,6 +114,16 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str, *values: str) -> li
     cursor = connection.execute(sql, list(values))
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def _numbered(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names; the second `x` becomes `x_2`, because a JSON object has a name once."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return tuple(found)
 
 
 def sql_folder() -> Path:

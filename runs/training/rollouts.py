@@ -216,7 +216,6 @@ class Rollouts:
         draw: int,
     ) -> ScoredRollout | None:
         """Draws a rollout; returns None if the scheme cannot score it."""
-        began = time.monotonic()
         trajectory = await environment.trajectory(
             await environment.root(question),
             sampling,
@@ -227,13 +226,7 @@ class Rollouts:
         outcome = self.scheme.outcome(trajectory.state, question)
         if outcome.total is None:
             return None
-        row = score_trajectory(
-            question,
-            trajectory,
-            environment,
-            policy=PATH,
-            latency_s=time.monotonic() - began,
-        )
+        row = score_trajectory(question, trajectory, environment, policy=PATH)
         rollout = Rollout(question.id, _calls(trajectory), outcome.total, row.em == 1.0)
         return ScoredRollout(rollout, outcome, row)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from annotation.pairs import SiblingPair, sibling_pairs
@@ -86,7 +87,10 @@ def test_a_gap_of_exactly_the_least_one_is_wide_enough() -> None:
     assert 0.3 - 0.1 < 0.2, "or rounding is no trouble here"
     siblings = (node(1, "query", "a"), Label(0.1, 1)), (node(2, "query", "b"), Label(0.3, 1))
     assert run(*siblings, min_gap=0.2)[0] == [(2, 1)]
-    assert run(*siblings, min_gap=0.200001)[1] == {"small_gap": 1}
+    assert run(*siblings, min_gap=0.2001)[1] == {"small_gap": 1}
+    low, high = (Label(float(np.float32(score)), 1) for score in (0.85, 0.9))
+    siblings = (node(1, "query", "a"), low), (node(2, "query", "b"), high)
+    assert run(*siblings, min_gap=0.05)[0] == [(2, 1)], "judge scores are stored with 32 bits"
 
 
 def test_a_leaf_s_own_outcome_is_enough() -> None:

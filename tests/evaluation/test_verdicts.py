@@ -24,7 +24,7 @@ def case_of(system: str, name: str) -> Case:
 
 async def row_of(case: Case) -> Prediction:
     end, environment = await follow(case)
-    return score_trajectory(asked(case), end, environment, policy="p", latency_s=0.0)
+    return score_trajectory(asked(case), end, environment, policy="p")
 
 
 @pytest.mark.parametrize("case", REACHED, ids=lambda case: f"{case.system}-{case.name}")

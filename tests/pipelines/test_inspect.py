@@ -146,6 +146,11 @@ def test_csv_and_json_hold_the_stored_values(run: Path) -> None:
     assert parsed["chosen"] == json.loads(row["chosen"])
 
 
+def test_json_keeps_columns_of_one_name(run: Path) -> None:
+    (row,) = json.loads(output(run, "--format", "json", sql="select 1 as a, 2 as a"))
+    assert row == {"a": 1, "a_2": 2}
+
+
 def test_a_redirected_table_cuts_no_cell(run: Path) -> None:
     text = output(run, sql=f"select {', '.join(f'{QUOTED} as c{n}' for n in range(4))}")
     assert text.count("text " * 99) == 4

@@ -266,6 +266,7 @@ def kill_and_resume(whole: Trained, killed: Trained) -> None:
     other = killed.run("--resume")
     assert other.code == 1 and "checkpoints of another training" in other.said
     desk.grpo = GRPO
-    other = killed.run("--resume", "--set", "policy.temperature=0.7")
-    assert other.code == 1 and "checkpoints of another training" in other.said
+    for setting in ("policy.temperature=0.7", "retrieval.top_k=1"):
+        other = killed.run("--resume", "--set", setting)
+        assert other.code == 1 and "checkpoints of another training" in other.said, setting
     assert killed.adapter() == whole.adapter(), "nothing is lost"

@@ -106,3 +106,10 @@ def test_differences_are_over_the_questions_that_both_were_asked() -> None:
     oracle = Scores({"nq\x1fa": 1.0, "nq\x1fb": 0.0}, {"c"})
     (found,) = differences({"policy": policy, "oracle": oracle}, 0)
     assert found["mean"] == pytest.approx((0 - 1 - 1) / 3), "d has no gold passages"
+
+
+def test_a_question_that_both_failed_counts() -> None:
+    before = Scores({"nq\x1fa": 0.0}, {"b"})
+    after = Scores({"nq\x1fa": 1.0}, {"b"})
+    (found,) = differences({"before": before, "after": after}, 0)
+    assert found["mean"] == pytest.approx(1 / 2)

@@ -73,9 +73,18 @@ def test_documents_are_cut(tmp_path: Path) -> None:
 
 
 def test_search_r1_contents(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.jsonl", {"id": 7, "contents": '"Ada"\nwrote it'})
-    (found,) = load_corpus([path], 100).passages
-    assert (found.id, found.title, found.text) == ("7", "Ada", "wrote it")
+    path = write(
+        tmp_path / "c.jsonl",
+        {"id": 7, "contents": '"Ada"\nwrote it'},
+        {"id": 8, "title": "Ada", "contents": "Ada wrote it.\nAlone."},
+        {"id": 9, "contents": "one two three four five six seven eight nine ten eleven twelve"},
+    )
+    corpus = {one.id: (one.title, one.text) for one in load_corpus([path], 100).passages}
+    assert corpus["7"] == ("Ada", "wrote it")
+    assert corpus["8"] == ("Ada", "Ada wrote it.\nAlone.")
+    title, text = corpus["9"]
+    assert text.startswith(title)
+    assert len(title) < len(text), "a text without a title is not its own title"
 
 
 def test_faults_of_a_corpus(tmp_path: Path) -> None:
