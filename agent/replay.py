@@ -80,6 +80,7 @@ def _found(
     if passage is None:
         raise StorageError(
             f"tree {node.tree_id}, node {node.node_id}: passage {passage_id} is not in the "
-            "corpus; use the run's own corpus"
+            "corpus; use the run's own corpus. If a search server found it, data.corpus must hold "
+            "the server's passages, too"
         )
     return RetrievedPassage(id=passage.id, title=passage.title, text=passage.text, score=score)

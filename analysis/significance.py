@@ -13,6 +13,11 @@ from base.seeds import to_uint32
 _CHUNK_DRAWS = 2_000_000
 """Maximum number of resampled items in memory (16 MB)."""
 
+FEWEST_DIFFERING = 6
+"""Fewest differing items that can show a difference: five in one direction have an exact p of
+0.0625, but an interval that excludes 0.
+"""
+
 EXACT_UP_TO = 20
 """Maximum number of differing questions for an exact permutation test (a million sign flips)."""
 
@@ -21,18 +26,21 @@ EXACT_UP_TO = 20
 class Interval:
     """A mean difference with its 95 % percentile interval.
 
-    `n` is the number of pairs; with several seeds (`seeds`), the number of questions.
+    `n` is the number of pairs; with several seeds (`seeds`), the number of questions. `differing`
+    of them have a difference.
     """
 
     mean: float
     low: float
     high: float
     n: int
+    differing: int
     seeds: int = 1
 
     @property
     def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
+        """Whether 0 is outside, and enough pairs differ for resampling to tell."""
+        return self.differing >= FEWEST_DIFFERING and (self.low > 0 or self.high < 0)
 
 
 def paired_bootstrap(
@@ -59,7 +67,8 @@ def paired_bootstrap(
     difference = np.asarray(other, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     means = _resampled_means(difference, resamples, np.random.default_rng(to_uint32(seed)))
     low, high = _percentiles(means)
-    return Interval(float(difference.mean()), low, high, len(difference))
+    differing = int(np.count_nonzero(difference))
+    return Interval(float(difference.mean()), low, high, len(difference), differing)
 
 
 def crossed_bootstrap(
@@ -92,7 +101,7 @@ def crossed_bootstrap(
     difference = _paired_difference(baseline, other)
     means = _crossed_means([difference], resamples, np.random.default_rng(to_uint32(seed)))
     low, high = _percentiles(means[:, 0])
-    return Interval(float(difference.mean()), low, high, *difference.shape)
+    return Interval(float(difference.mean()), low, high, *_sizes(difference))
 
 
 def relative_saving(
@@ -125,7 +134,7 @@ def relative_saving(
     whole, saved = means[:, 0], means[:, 0] - means[:, 1]
     shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
     low, high = _percentiles(shares)
-    return Interval(float(1 - own.mean() / base.mean()), low, high, *shape)
+    return Interval(float(1 - own.mean() / base.mean()), low, high, *_sizes(own - base))
 
 
 def permutation_p(
@@ -204,6 +213,12 @@ def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
     if not np.isfinite(difference).all():
         raise ValueError("a score is not a number; leave out items without a score in either arm")
     return difference
+
+
+def _sizes(difference: np.ndarray) -> tuple[int, int, int]:
+    """Returns the numbers of questions, of questions that differ, and of seeds."""
+    questions, seeds = difference.shape
+    return questions, int(difference.any(axis=1).sum()), seeds
 
 
 def _all_flipped_sums(values: np.ndarray) -> np.ndarray:

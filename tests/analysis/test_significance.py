@@ -25,10 +25,22 @@ def test_identical_policies_differ_by_nothing() -> None:
 
 
 def test_a_constant_shift_has_no_spread() -> None:
-    base = [0.1, 0.9, 0.4, 0.2]
+    base = [0.1, 0.9, 0.4, 0.2, 0.3, 0.7]
     found = paired_bootstrap(base, [x + 0.05 for x in base], resamples=500)
     assert (found.mean, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05))
     assert found.excludes_zero
+
+
+@pytest.mark.parametrize("shape", [(200,), (200, 2)])
+def test_five_questions_that_differ_show_nothing(shape: tuple[int, ...]) -> None:
+    base, own = np.zeros(shape), np.zeros(shape)
+    own[:5] = 1
+    found = crossed_bootstrap(base, own) if len(shape) == 2 else paired_bootstrap(base, own)
+    assert found.low > 0
+    assert permutation_p(base, own) == 2 / 2**5
+    assert not found.excludes_zero
+    own[5] = 1
+    assert permutation_p(base, own) < 0.05
 
 
 def test_width_is_that_of_the_normal_approximation() -> None:

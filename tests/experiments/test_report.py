@@ -57,7 +57,7 @@ def test_one_training_an_arm_says_nothing_of_others() -> None:
 
 
 def test_a_table_says_how_small_a_difference_its_size_shows() -> None:
-    narrow, wide = Interval(0.05, 0.04, 0.06, 180), Interval(0.0, -0.0686, 0.0686, 200)
+    narrow, wide = Interval(0.05, 0.04, 0.06, 180, 9), Interval(0.0, -0.0686, 0.0686, 200, 9)
     assert minimum_detectable_effect([narrow, wide]).startswith(
         "200 questions detect a true difference in EM of 9.8 p"
     )
@@ -69,7 +69,7 @@ def test_a_table_says_how_small_a_difference_its_size_shows() -> None:
 
 def test_the_effect_that_is_found_four_times_in_five_is() -> None:
     rng, error = np.random.default_rng(0), 0.035
-    told = minimum_detectable_effect([Interval(0.0, -1.96 * error, 1.96 * error, 200)])
+    told = minimum_detectable_effect([Interval(0.0, -1.96 * error, 1.96 * error, 200, 9)])
     effect = float(told.split(" of ")[1].split()[0]) / 100
     seen = rng.normal(effect, error, 20_000) > 1.96 * error
     assert seen.mean() == pytest.approx(0.8, abs=0.01)

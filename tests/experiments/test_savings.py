@@ -20,9 +20,9 @@ def examined(name: str, count: int, *by_seed: str) -> EvaluatedArm:
 
 def test_three_searches_for_four_are_a_quarter_saved() -> None:
     arms = [
-        examined("start", 2, "1111"),
-        examined("two-stage", 4, "1100", "1100"),
-        examined("time-dynamic", 3, "1100", "1101"),
+        examined("start", 2, "111111"),
+        examined("two-stage", 4, "111000", "111000"),
+        examined("time-dynamic", 3, "111000", "111001"),
     ]
     claims = [
         Claim("time-dynamic", "two-stage", paper="15 %"),
@@ -35,8 +35,8 @@ def test_three_searches_for_four_are_a_quarter_saved() -> None:
     one, other = (dict(zip(sheet.head, row, strict=True)) for row in sheet.rows)
     assert (one["searches"], one["searches there"]) == ("3.00", "4.00")
     assert one["saved % [95 %]"] == "+25.0 [+25.0, +25.0] *"
-    assert one["EM [95 %]"].startswith("+12.5 ["), "one of four answers, under one of two seeds"
-    assert (one["questions"], one["answerable"]) == ("5", "4"), "what has no answer is searched for"
+    assert one["EM [95 %]"].startswith("+8.3 ["), "one of six answers, under one of two seeds"
+    assert (one["questions"], one["answerable"]) == ("7", "6"), "what has no answer is searched for"
     assert one["paper (other models and data)"] == "15 %"
     assert other["saved % [95 %]"] == "-50.0 [-50.0, -50.0] *", "searching more saves less than 0"
     assert other["paper (other models and data)"] == "–"
