@@ -102,7 +102,8 @@ class ModelSettings(Settings):
             by `branchwise serve`; if unset, the stage starts one.
         api_key_env: Name of the environment variable with the endpoint's key (VLLM_API_KEY for
             `vllm`, if set); never the key itself.
-        temperature, top_p: Sampling temperature, and probability mass of nucleus sampling.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Probability mass of nucleus sampling.
         max_new_tokens: Token limit per completion; a step truncated by it is an invalid action.
         precision: Number format of weights in the embedded engine.
         dtype: Compute precision of vLLM; "auto" is float32 in its CPU build, otherwise its own

@@ -78,8 +78,9 @@ class EvaluationSettings(Settings):
     """Policies to compare, and their questions.
 
     Attributes:
-        policies: Name → model folder, or a block of settings (see the next section). The first one
-            is the baseline of the differences. A missing folder is an error.
+        policies: Name → model folder, or a block of settings (see the next section). Each policy
+            is compared with all before it; by source, type or hops only with the first. A missing
+            folder is an error.
         limit: Number of questions.
         temperature: Sampling temperature of the answers; 0 is greedy.
         baselines: Modules of `evaluation.baselines` to evaluate on the same questions. `majority`

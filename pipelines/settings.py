@@ -34,6 +34,7 @@ _KINDS = {
     str: "text",
     bool: "true or false",
     NoneType: "null",
+    Any: "any value",
 }
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -96,6 +97,8 @@ def _walk(block: Block) -> Iterator[Block]:
             continue
         if get_origin(one.annotation) is dict and _is_block(get_args(one.annotation)[1]):
             at, kind, value = f"{at}.<name>", get_args(one.annotation)[1], None
+        if get_origin(one.annotation) is tuple and _is_block(get_args(one.annotation)[0]):
+            at, kind, value = f"{at}[]", get_args(one.annotation)[0], None
         if kind is not None:
             missing = [key for key, inner in kind.model_fields.items() if inner.is_required()]
             defaults = kind.model_construct(**dict.fromkeys(missing)) if value is None else value

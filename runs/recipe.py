@@ -158,9 +158,11 @@ class LimitSettings(Settings):
             fit are recomputed.
         timeout_s: Seconds per attempt at a call.
         deadline_s: Seconds per call, including retries and waits; at least `timeout_s`.
-        max_usd, max_tokens: Limit per run folder, over all attempts and stages; each curriculum
-            cycle has its own folder. At the limit the stage drains and exits with 3. Only models
-            with a `price_per_million` cost money.
+        max_usd: Dollar limit per run folder, over all attempts and stages; each curriculum cycle
+            has its own folder. Only models with a `price_per_million` cost money. At the limit,
+            calls in flight finish and the stage exits with 3.
+        max_tokens: Token limit per run folder: prompts and completions of all models. Otherwise as
+            `max_usd`.
         max_hours: Limit per attempt at one stage; unlimited by default.
         max_failed_share: Share of failed questions above which a stage exits with 4; for
             `train-grpo`, share of a batch's rollouts above which the training ends with 1.

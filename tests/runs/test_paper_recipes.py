@@ -25,6 +25,8 @@ def test_a_recipe_at_the_paper_s_scale_loads(name: str) -> None:
     assert protocol_of(recipe.agent).prompts
     for part in recipe.data.mix:
         assert part.split is None, "the paper's own split, not a part by hash"
+    assert recipe.stages[-2:] == ("train-grpo", "eval")
+    assert "grpo" in recipe.evaluation.policies, "what it trains is evaluated"
 
 
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
