@@ -1,23 +1,21 @@
 """Independent chains: the comparison for a tree search, at an equal budget.
 
-Every iteration samples one whole trajectory from the root, one draw per step, as if the policy were
-asked the question once more. A step that equals an existing sibling (`Expansion.key`, the tree
-search's own rule) continues from that sibling, so the chains become a prefix tree, which is stored,
-labelled and paired as any other. As in `mcts.search`, every draw at a node has a number of its
-own, and the same draws give the same tree.
+Every iteration samples one trajectory from the root, one draw per step. A step that equals an
+existing sibling (`Expansion.key`, as in the tree search) continues from that sibling, so the chains
+form a prefix tree, which is stored, labelled and paired like any other. As in `mcts.search`, the
+draws at a node are numbered, and the same draws give the same tree.
 
-How it differs from the tree search:
-- no state is selected: one is visited as often as the policy goes there, and may get as many
-  children as there are chains (`max_children` bounds nothing here);
-- no inner node is evaluated; every chain backs up the value of the leaf that it ended in;
-- a repeated step is not redrawn, which would make rare steps too frequent;
-- it never ends early: identical chains show a policy without variety.
+Differences from the tree search:
+- No state is selected. A state gets as many visits as the policy makes, and up to one child per
+  chain (`max_children` does not apply).
+- No inner node is evaluated; every chain backs up the value of its leaf.
+- A repeated step is not redrawn, because that would make rare steps too frequent.
+- It never ends early: identical chains show that a policy has no variety.
 
-With `branches` (EVO-RAG section 3.3: two trajectory branches a visited state), every state of the
-chains is then drawn from until it has so many children, each followed to its end. Such a pass
-begins at that state and counts below it only: visits of siblings stay in the proportion in which
-the policy goes there. Counted up to the root, a branched chain would outweigh an unbranched one
-by its length, and means over visits would believe every episode to be longer than it is.
+With `branches` (EVO-RAG section 3.3: two trajectory branches per visited state), every state of the
+chains gets further draws until it has that many children, each completed to its end. A branch adds
+visits only below the state at which it begins. If it were counted up to the root, long chains,
+which have more branches, would weigh more.
 """
 
 from mcts.search import (
@@ -43,17 +41,16 @@ async def sample_chains(
     """Samples `settings.iterations` chains from `root`, as a prefix tree.
 
     Args:
-        root: the state to start from; not terminal.
-        expand: draws one child of a node; has to come to a terminal one in the end. What it
-            raises ends the sampling.
-        evaluate: values a new leaf; called for no other node.
-        settings: iterations and branches; the rest concerns the tree search.
+        root: Start state; not terminal.
+        expand: Draws one child of a node; must reach a terminal state eventually. An exception
+            ends the sampling.
+        evaluate: Values a new leaf; not called for other nodes.
+        settings: Iterations and branches; the other settings are those of the tree search.
         keep_going: Called before every chain and branch; the first False ends the sampling.
 
     Returns:
-        The tree with visits, values and draw counts; `duplicates` of a node are the draws that
-        joined one of its children, so its draws are its children and its duplicates, and the
-        visits of its children.
+        The tree with visits, values and draw counts. `duplicates` of a node counts the draws that
+        equalled one of its children.
     """
     tree, evaluate_node = Tree.grow_from(root), terminal_only(evaluate)
     for iteration in range(1, settings.iterations + 1):

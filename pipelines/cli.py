@@ -79,13 +79,13 @@ def parser() -> argparse.ArgumentParser:
     """Returns the argument parser; light, so that `--help` answers at once."""
     top = Arguments(
         prog="branchwise",
-        description="Grow reasoning trees over your documents, prune them into process "
-        "preferences, train a search-and-answer policy.",
+        description="Grow search trees over your documents, turn them into preference pairs, and "
+        "train a search-and-answer policy.",
     )
     top.add_argument("--version", action="version", version=f"branchwise {version('branchwise')}")
     stages = top.add_subparsers(dest="stage", metavar="STAGE")
     for name, stage in STAGES.items():
-        stages.add_parser(name, help=stage.does, description=stage.does).stage = stage
+        stages.add_parser(name, help=stage.help, description=stage.help).stage = stage
     return top
 
 
@@ -97,11 +97,11 @@ def _add_arguments(one: argparse.ArgumentParser, stage: Stage) -> None:
     add("--resume", action="store_true", help="never replace another training's checkpoints")
     add("--json", action="store_true", help="totals as JSON on the last line")
     one.set_defaults(dry_run=False, limit=None, history=None)
-    if "dry_run" in stage.takes:
+    if "dry_run" in stage.options_of_context:
         add("--dry-run", action="store_true", help="show plan and cost, then stop")
-    if "limit" in stage.takes:
+    if "limit" in stage.options_of_context:
         add("--limit", type=_positive_int, metavar="N", help="at most N questions")
-    if "history" in stage.takes:
+    if "history" in stage.options_of_context:
         add("--history", type=Path, metavar="DIR", help="a dry run estimates from this run's calls")
     for option in stage.options():
         _add_option(one, option)

