@@ -8,7 +8,6 @@ import pytest
 
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from mcts.selection import select_child, uct
-from mcts.view import to_networkx
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 
@@ -118,10 +117,3 @@ async def test_an_endless_policy_visits_every_pass_once() -> None:
         assert node.visits >= below
         assert len(node.children) + node.duplicates <= settings.max_children
         assert len({child.key for child in tree.children(node)}) == len(node.children)
-
-
-async def test_networkx_view_keeps_the_facts() -> None:
-    tree, _, _ = await grow(GOLDEN[0])
-    graph = to_networkx(tree)
-    assert sorted(graph.edges) == sorted((n.parent, n.id) for n in tree.nodes if n.parent >= 0)
-    assert [graph.nodes[n.id]["visits"] for n in tree.nodes] == [n.visits for n in tree.nodes]

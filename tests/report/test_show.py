@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import networkx
 import pytest
 from report_run import HOSTILE, a_run_with_report
 
+from base.errors import ConfigError
 from pipelines.cli import parser, run_stage
-from storage.views import run_sql
+from storage.graph import tree_graph
+from storage.views import connect, rows_of, run_sql
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,19 @@ def test_a_tree_has_a_line_per_step(run: Path, capsys: pytest.CaptureFixture[str
     assert sum(line.lstrip("│ ").startswith(("├─", "└─")) for line in told.splitlines()) == steps
     assert "✓ chosen" in told
     assert "✗ rejected" in told
+
+
+def test_a_stored_tree_is_a_graph(run: Path) -> None:
+    ((question,),) = run_sql(run, "select question_id from pairs limit 1").rows
+    graph = tree_graph(run, question)
+    assert networkx.is_arborescence(graph)
+    rewards = {child: graph.nodes[child]["reward"] for child in graph.successors(0)}
+    stored = "select node_id, reward from trees where question_id = ? and parent_id = 0"
+    with connect(run) as connection:
+        rows = rows_of(connection, stored, question)
+    assert rewards == {row["node_id"]: row["reward"] for row in rows} and rewards
+    with pytest.raises(ConfigError, match="no tree of question 'nobody'"):
+        tree_graph(run, "nobody")
 
 
 def test_a_pair_shows_both_sides(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
