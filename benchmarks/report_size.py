@@ -49,7 +49,6 @@ def enlarge(run: Path, target: Path, questions: int, pairs: int) -> None:
     asked = read_parts(run, "questions")
     times = -(-questions // len(asked))
     per_part = max(1, _PER_PART // len(asked))
-    digest = load_manifest(run).run or ""
     sources = {"questions": (asked, times), "trees": (read_parts(run, "trees"), times)}
     own = read_parts(run, "pairs")
     sources["pairs"] = (own, max(times, -(-pairs // len(own))))
@@ -63,7 +62,7 @@ def enlarge(run: Path, target: Path, questions: int, pairs: int) -> None:
                 if place is not None or number == n - 1:
                     made.append(write_part(target, table, pa.concat_tables(waiting), place))
                     waiting = []
-        add_parts(target, made, digest, [table])
+        add_parts(target, made, [table])
 
 
 def first_paint_ms(page: Path) -> float | None:

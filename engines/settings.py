@@ -80,9 +80,7 @@ class Price(Settings):
     """
 
     input: float = Field(default=0.0, ge=0)
-    cached: float | None = Field(
-        default=None, ge=0, description="Price of cached prompt tokens; defaults to `input`"
-    )
+    cached: float | None = Field(default=None, ge=0)
     output: float = Field(default=0.0, ge=0)
 
 

@@ -31,7 +31,6 @@ class Arm:
         trainer: Stage that trains it, such as `train-dpo`; None for the start itself.
         pairs: Settings of its pairs; for `train-grpo`, which has none, of its rewards.
         training: Settings in the trainer's block.
-        asked: Evaluation settings of its policy in addition to the model, such as its protocol.
         draw: Sample index of its evaluation; another index gives another sample of the same policy.
         label: Name of a relabelling that arms share; defaults to the arm's name.
         models: Prefix of model folders that arms share; defaults to the arm's name.
@@ -44,7 +43,6 @@ class Arm:
     trainer: str | None = None
     pairs: Mapping[str, object] = field(default_factory=dict)
     training: Mapping[str, object] = field(default_factory=dict)
-    asked: Mapping[str, object] = field(default_factory=dict)
     draw: int = 0
     label: str | None = None
     models: str | None = None
@@ -177,8 +175,7 @@ def run_arm(
         done.left_out = str(few)
         return
     policy = f"{done.arm.name}-{seed}" if done.arm.trainer else done.arm.name
-    own = {"model": folder, **done.arm.asked} if done.arm.asked else folder
-    named = {"evaluation.policies": {policy: own}, "evaluation.draw": done.arm.draw}
+    named = {"evaluation.policies": {policy: folder}, "evaluation.draw": done.arm.draw}
     settings = {**asked, **named}
     evaluated = runner.run_stage("eval", settings=settings)
     done.predictions[seed] = predictions_of(runner, policy, evaluated, settings)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from analysis.comparison import Scored
 from analysis.table import Sheet, percent
 from experiments.arms import predictions_of
+from experiments.report import known_mean
 from runs.factories import model_folder
 from runs.recipe import Recipe
 from runs.studies.output import svg, write_sheets
@@ -130,8 +131,7 @@ def write_curve(runner: StudyRunner, points: Sequence[Point]) -> None:
 
 def em(rows: Sequence[Scored]) -> float:
     """Returns the mean EM; questions without an answer do not count."""
-    scored = [row.em for row in rows if row.em is not None]
-    return sum(scored) / len(scored) if scored else 0.0
+    return known_mean(row.em for row in rows) or 0.0
 
 
 STUDY = Study(reading_curve, recipe="general", seeds=(0,))

@@ -14,18 +14,9 @@ from annotation.evaluators import ROLLOUTS
 from annotation.grower import CHILDREN
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.fresh_rollouts import draw_fresh_rollouts
-from experiments.report import (
-    Claim,
-    arm_sheet,
-    claim_bars,
-    claim_sheet,
-    draw,
-    findings,
-    interval_scope,
-)
+from experiments.report import Claim, write_report
 from runs.annotation.stored_trees import pairs_of
 from runs.folder import existing_run
-from runs.studies.output import write_sheets
 from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
 
 ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
@@ -62,10 +53,7 @@ def search(runner: StudyRunner) -> None:
         Claim("dpo-tree", START),
         Claim("dpo-chains", START),
     )
-    found = findings(arms, claims, runner.recipe.seed)
-    axis = f"EM, points (95 % interval over {interval_scope([one.em for one in found])})"
-    draw(claim_bars(found), runner.folder / "search.svg", axis)
-    write_sheets(runner, "search", [sheet, arm_sheet(list(arms.values())), claim_sheet(found)])
+    write_report(runner, "search", list(arms.values()), claims, more=[sheet])
 
 
 HEAD = (

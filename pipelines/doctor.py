@@ -60,11 +60,6 @@ def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     base = start_files("training.warm_start.base", recipe, recipe.training.warm_start.base)
     needs = (data_files(recipe), weights(recipe), base, servers(recipe, draw=True))
     yield from problems(chain([folder, cache], *needs, evaluated(recipe, run)))
-    if recipe.retrieval.kind in {"dense", "fusion"}:
-        for module in NEEDS["dense"]:
-            if find_spec(module) is None:
-                kind = recipe.retrieval.kind
-                yield f"retrieval.kind {kind} needs {module}: pip install -e .[dense]"
 
 
 def _plain(value: object) -> str:

@@ -145,8 +145,7 @@ def attribute_docs(kind: type[BaseModel]) -> dict[str, str]:
         said = (inspect.getdoc(one) or "").partition("Attributes:\n")[2]
         for names, meaning in _ATTRIBUTE.findall(said):
             found |= {name.strip(): _cell(" ".join(meaning.split())) for name in names.split(",")}
-    own = {name: one.description for name, one in kind.model_fields.items() if one.description}
-    return found | {name: _cell(said) for name, said in own.items()}
+    return found
 
 
 def _cell(text: str) -> str:

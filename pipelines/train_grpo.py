@@ -51,9 +51,8 @@ from runs.training.tree_groups import TreeGroups, tree_groups
 from sources.load import Data, load_data
 from sources.splits import repeated_questions
 from storage.ledger import Ledger
-from storage.parts import TRAINED, write_part
+from storage.parts import TRAINED
 from storage.records import Message, Question
-from storage.schemas import rows_to_table, schema_of
 from training.arguments import check_has_lora
 from training.grpo.canary import Canary, tolerance_for
 from training.grpo.train import RolloutSource
@@ -148,8 +147,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
 def _store_questions(run: Run, training: _Training) -> None:
     """Stores the questions of a training, so that no evaluation of its policy asks them."""
     table = f"{TRAINED}/{training.target.name}/questions"
-    rows = rows_to_table(training.questions, schema_of(table), run.id)
-    run.commit([write_part(run.folder, table, rows)])
+    run.commit([run.write_part(table, training.questions)])
 
 
 def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:

@@ -109,20 +109,6 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _micro_batches(recipe: Recipe) -> Iterator[str]:
-    training = recipe.training
-    for name, one in (
-        ("warm_start", training.warm_start),
-        ("sft", training.sft),
-        ("dpo", training.dpo),
-    ):
-        if one.batch_size % one.micro_batch:
-            yield (
-                f"training.{name}: batch_size {one.batch_size} is not a multiple of micro_batch "
-                f"{one.micro_batch}"
-            )
-
-
 def _traces(recipe: Recipe) -> Iterator[str]:
     asked, protocol = recipe.training.warm_start.traces, recipe.agent.protocol
     habits = asked.model_copy(update={"answer_only": False})
@@ -256,7 +242,6 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("mcts",), _rollouts),
     (("mcts",), _chains),
     (("agent", "mcts", "pairs"), _pairs),
-    (("training",), _micro_batches),
     (("agent", "training"), _traces),
     (("retrieval",), _retrieval),
     (("policy",), lambda recipe: _endpoint("policy", recipe.policy)),

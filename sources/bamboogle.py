@@ -26,10 +26,6 @@ class PlainRow(Row):
     ]
     type: str | None = None
 
-    @classmethod
-    def recognises(cls, raw: dict[str, Any]) -> bool:
-        return any(key in raw for key in ("answer", "Answer", "Answers"))
-
     def to_question(self, source: str) -> Question:
         return Question(
             id=self.id or f"{source}-{content_id(self.question)}",

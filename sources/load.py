@@ -80,10 +80,9 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
             by reason.
 
     Raises:
-        ConfigError: If the files are faulty (lists all faults with file and line), no corpus, a
-            limit below 1, or no questions left.
+        ConfigError: If the files are faulty (lists all faults with file and line), no corpus,
+            or no questions left.
     """
-    _check_limits(settings)
     notes: Notes = Counter()
     loaded, named = _read_files(_Reading(settings, seed, unfit, notes))
     faults = Faults()
@@ -96,7 +95,7 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
             "data.corpus to a file"
         )
     notes.update(corpus.counts)
-    drawn = _of_mix(placed, settings, seed, notes) if settings.mix else _sampled(placed, None, seed)
+    drawn = _of_mix(placed, settings, seed, notes) if settings.mix else _sampled(placed, seed)
     if not drawn:
         raise ConfigError(f"no questions are left: {_listed(notes)}")
     cited = _with_paragraph_ids([one.question for one in drawn], corpus.passages)
@@ -129,15 +128,6 @@ class _Reading:
     seed: int
     unfit: Unfit
     notes: Notes
-
-
-def _check_limits(settings: DataSettings) -> None:
-    """Checks limits, because settings that changed after validation may have any."""
-    for one in (settings, *settings.mix):
-        if one.limit is not None and one.limit < 1:
-            raise ConfigError(
-                f"data.limit is {one.limit}; use at least 1, or `limit: null` for all"
-            )
 
 
 def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
@@ -188,7 +178,7 @@ def _drawn(
             kept.append(placed)
     # Atlas skips questions itself, in the order in which it makes them.
     skip = 0 if one.source == "atlas" else _offset_of(one)
-    left = _sampled(kept, None, reading.seed)[skip:]
+    left = _sampled(kept, reading.seed)[skip:]
     notes[f"{one.source}: questions skipped"] += len(kept) - len(left)
     notes[f"{one.source}: questions left out by the limit"] += len(left) - len(left[: one.limit])
     return left[: one.limit]
@@ -203,21 +193,19 @@ def _of_mix(
     questions: Iterable[PlacedQuestion], settings: DataSettings, seed: int, notes: Notes
 ) -> tuple[PlacedQuestion, ...]:
     """Applies `skip` and `limit` to all sets together."""
-    placed = _sampled(questions, None, seed)
+    placed = _sampled(questions, seed)
     left = placed[settings.skip :]
     notes["questions skipped"] += len(placed) - len(left)
     notes["questions left out by the limit of the mix"] += len(left) - len(left[: settings.limit])
     return left[: settings.limit]
 
 
-def _sampled(
-    questions: Iterable[PlacedQuestion], limit: int | None, seed: int
-) -> tuple[PlacedQuestion, ...]:
+def _sampled(questions: Iterable[PlacedQuestion], seed: int) -> tuple[PlacedQuestion, ...]:
     def order(placed: PlacedQuestion) -> bytes:
         name = f"{seed}\x1f{placed.question.source}\x1f{placed.question.id}"
         return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
 
-    return tuple(sorted(questions, key=order)[:limit])
+    return tuple(sorted(questions, key=order))
 
 
 def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:

@@ -138,7 +138,7 @@ def _expanded(
 def form_of(raw: Raw, source: str) -> type[Row]:
     """Returns the format of a row."""
     forms = FORMS[source]
-    return next((form for form in forms if form.recognises(raw)), forms[-1])
+    return next((form for form in forms[:-1] if form.recognises(raw)), forms[-1])
 
 
 def fold(

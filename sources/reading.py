@@ -77,10 +77,6 @@ class ReadingRow(Row):
     licence: str | None = None
 
     @classmethod
-    def recognises(cls, raw: dict[str, Any]) -> bool:
-        return any(key in raw for key in ("passage", "qas", "paragraphs", "header"))
-
-    @classmethod
     def expand(cls, raw: dict[str, Any]) -> Iterable[dict[str, Any]]:
         try:
             if "qas" in raw:

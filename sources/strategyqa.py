@@ -1,7 +1,7 @@
 """StrategyQA: yes/no questions whose facts serve as their passages."""
 
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import AliasChoices, Field
 
@@ -37,10 +37,6 @@ class StrategyRow(Row):
     decomposition: list[str] = Field(default_factory=list)
     type: str = "yesno"
     hops: int | None = Field(default=None, ge=1, le=32_767)  # limit of an int16 column
-
-    @classmethod
-    def recognises(cls, raw: dict[str, Any]) -> bool:
-        return "facts" in raw
 
     def to_question(self, source: str) -> Question:
         facts = tuple(paragraph(_subject(f), f, True) for f in self.facts if f.strip())

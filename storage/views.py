@@ -67,14 +67,14 @@ def connect(run: Path, label: str | None = None) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def run_sql(run: Path, sql: str, label: str | None = None) -> QueryResult:
+def run_sql(run: Path, sql: str) -> QueryResult:
     """Runs one query on a run's views (see `connect`) and returns all rows.
 
     Raises:
         ConfigError: If the query is empty, or DuckDB refused it; the message gives the position.
         StorageError: See `connect`.
     """
-    with connect(run, label) as connection:
+    with connect(run) as connection:
         parts = list(query(connection, run, sql))
     return QueryResult(parts[0].columns, tuple(chain.from_iterable(part.rows for part in parts)))
 

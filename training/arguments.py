@@ -77,11 +77,6 @@ def trainer_arguments(
 
 def _batch_arguments(settings: ExampleSettings) -> dict[str, Any]:
     """Returns the keyword arguments of trainers on fixed examples."""
-    if settings.batch_size % settings.micro_batch:
-        raise ConfigError(
-            f"training: batch_size {settings.batch_size} is not a multiple of micro_batch "
-            f"{settings.micro_batch}"
-        )
     return {
         "per_device_train_batch_size": settings.micro_batch,
         "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,

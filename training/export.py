@@ -98,7 +98,6 @@ def export_policy(
     model_folder: str,
     target: Path | None = None,
     precision: Precision = "f16",
-    protocol: AgentProtocol | None = None,
     log: Log = log_line,
 ) -> ExportReport:
     """Writes merged safetensors (fp16, with tokenizer) and `policy.gguf`, and checks both.
@@ -109,7 +108,6 @@ def export_policy(
         model_folder: Folder with an adapter.
         target: Folder to write to; None for `model_folder` itself.
         precision: Number format of the GGUF file's matrices.
-        protocol: Protocol of the check's prompts; default ReasonRAG.
         log: Callback for the reason that the GGUF is left out, before the work starts.
 
     Raises:
@@ -128,7 +126,7 @@ def export_policy(
         log(f"no GGUF: {left_out}")
     target = Path(model_folder) if target is None else target
     below, tokenizer = load_policy(PolicyFiles(files.model, files.base, files.adapters[:-1]))
-    prompts = proof_prompts(tokenizer, protocol or ReasonRAG())
+    prompts = proof_prompts(tokenizer, ReasonRAG())
     start = logits(below, prompts)
     del below  # one model in memory at a time
     model, tokenizer = load_policy(files)

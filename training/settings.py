@@ -51,6 +51,14 @@ class ExampleSettings(OptimiserSettings):
     schedule: Literal["linear", "cosine"] = "linear"
     warmup: float = Field(default=0.05, ge=0, lt=1)
 
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> Self:
+        if self.batch_size % self.micro_batch:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}"
+            )
+        return self
+
 
 class TraceSettings(Settings):
     """Deviations of traces from the shortest way. The first four are for the protocol evo-rag.
@@ -211,6 +219,7 @@ class GrpoSettings(OptimiserSettings):
         max_tokens: Most distinct tokens per update, prompts included; above it, policy calls are
             sampled. Unset: no limit.
         micro_tokens: Distinct tokens in memory at once.
+        save_every: Batches between checkpoints.
         eval_every: Batches between greedy evaluations on `dev`; 0: never.
         rollouts: `fresh` ones, or the `trees` of `annotate`, whose steps are compared with
             their siblings (`runs.training.tree_groups`).
@@ -220,7 +229,7 @@ class GrpoSettings(OptimiserSettings):
 
     lr: float = Field(default=3e-4, gt=0)
     max_length: int = Field(default=2048, ge=32)
-    save_every: int = Field(default=1, ge=1, description="Batches between checkpoints.")
+    save_every: int = Field(default=1, ge=1)
     algorithm: Literal["grpo", "rloo", "reinforce++"] = "grpo"
     scale: Literal["std", "none"] = "std"
     baseline: Literal["group", "none"] = "group"

@@ -76,7 +76,6 @@ def embedded_engine(
         gguf,
         model=settings.model,
         digest=policy_digest(files, settings.precision),
-        precision=settings.precision,
         max_batch=max_batch,
         kv_cache_gib=kv_cache_gib,
     )
@@ -88,7 +87,6 @@ class OpenVINOEngine:
     Attributes:
         model: Model name as the user wrote it.
         digest: Hash of weights, adapters, quantisation, tokenizer and chat template.
-        precision: Number format of the weights in `gguf`.
     """
 
     def __init__(
@@ -97,13 +95,11 @@ class OpenVINOEngine:
         *,
         model: str,
         digest: str,
-        precision: str,
         max_batch: int = 32,
         kv_cache_gib: int = 1,
     ) -> None:
         self.model = model
         self.digest = digest
-        self.precision = precision
         self._gguf = gguf
         self._max_batch = max_batch
         self._cache_gib = kv_cache_gib

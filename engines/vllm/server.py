@@ -36,15 +36,10 @@ _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 # Every vLLM log ends with such lines.
 _NOISE = re.compile(r"nanobind|^\s*- (leaked|\.\.\. skipped)|resource_tracker|\[shutdown\]")
 
+MAX_DEATHS, WITHIN_S = 3, 600.0
+"""More deaths than this in so many seconds end the stage."""
+
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RestartLimit:
-    """Limit on restarts: at most `deaths` deaths in `within_s` seconds."""
-
-    deaths: int = 3
-    within_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +48,6 @@ class ServerProcess:
 
     number: int
     pid: int
-    process: asyncio.subprocess.Process
     ended: asyncio.Task[str]
 
 
@@ -83,7 +77,6 @@ class VllmServer:
         *,
         model: str,
         port: int | None = None,
-        limit: RestartLimit | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         """Chooses the port and builds the command; entering the block starts the server.
@@ -94,13 +87,11 @@ class VllmServer:
             log_file: File for the server's output; missing folders are created.
             model: Model name in requests.
             port: Port to listen on; None for a free one.
-            limit: Limit on restarts; defaults to `RestartLimit()`.
             log: Callback for messages about the server's start; defaults to the log.
         """
         self._port = port or free_port()
         self._command = [str(word) for word in command(self._port)]
         self._environment = dict(environment)
-        self._limit = limit or RestartLimit()
         self._log = log or _log.info
         self._deaths: deque[float] = deque()
         self._hold: int | None = None
@@ -179,16 +170,16 @@ class VllmServer:
                 fault = await self._exit_reason()
             except BranchwiseError as error:
                 fault = str(error)
-        times = f"{len(self._deaths)} times in {self._limit.within_s / 60:.0f} minutes"
+        times = f"{len(self._deaths)} times in {WITHIN_S / 60:.0f} minutes"
         return f"the vLLM server died {times} and will not be restarted: {fault}"
 
     def _may_restart(self) -> bool:
         """Counts a death; returns whether the limit allows a restart."""
         now = time.monotonic()
         self._deaths.append(now)
-        while self._deaths[0] < now - self._limit.within_s:
+        while self._deaths[0] < now - WITHIN_S:
             self._deaths.popleft()
-        return len(self._deaths) <= self._limit.deaths
+        return len(self._deaths) <= MAX_DEATHS
 
     async def _exit_reason(self) -> str:
         """Waits for the process to exit and returns the reason."""
@@ -236,7 +227,7 @@ class VllmServer:
             os.close(theirs)
         assert process.stdout is not None
         pid = int(await process.stdout.readline() or 0)
-        return ServerProcess(number, pid, process, asyncio.create_task(self._ended(process, pid)))
+        return ServerProcess(number, pid, asyncio.create_task(self._ended(process, pid)))
 
     async def _ended(self, process: asyncio.subprocess.Process, pid: int) -> str:
         code = await process.wait()

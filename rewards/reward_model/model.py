@@ -17,7 +17,7 @@ from typing import Any
 from agent.state import State
 from base.errors import ConfigError
 from base.plain_json import object_inside
-from base.text import Log, digest_of, replace_surrogates
+from base.text import digest_of, replace_surrogates
 from rewards.evo_rag.schedule import Weights
 from rewards.reward_model.heads import Heads
 from storage.records import Message
@@ -65,9 +65,7 @@ class RewardModel:
         self._weights = weights
 
     @classmethod
-    def load(
-        cls, folder: Path, weights: Callable[[int], Weights], log: Log | None = None
-    ) -> "RewardModel":
+    def load(cls, folder: Path, weights: Callable[[int], Weights]) -> "RewardModel":
         """Returns a model written by `branchwise train-rm`; its encoder loads at the first step.
 
         Raises:
@@ -84,7 +82,6 @@ class RewardModel:
         encoder = FrozenEncoder(
             encoder_name(folder, record["encoder"]),
             batch_tokens=record["settings"]["batch_tokens"],
-            log=log,
         )
         if encoder.digest != record["encoder_digest"]:
             raise ConfigError(

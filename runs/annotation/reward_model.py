@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from base.errors import ConfigError
-from base.text import Log
 from rewards.reward_model.model import RewardModel, read_record
 from runs.recipe import Recipe
 from weights.embedding import base_of
@@ -48,7 +47,7 @@ def outdated_weights_warning(recipe: Recipe) -> str | None:
     )
 
 
-def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | None:
+def reward_model_for(recipe: Recipe) -> RewardModel | None:
     """Returns the trained model, under the recipe's schedule; None if the recipe does not use one.
 
     Raises:
@@ -56,4 +55,4 @@ def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | No
     """
     if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None
-    return RewardModel.load(Path(recipe.asked_reward_model), recipe.scheme.weights, log)
+    return RewardModel.load(Path(recipe.asked_reward_model), recipe.scheme.weights)

@@ -62,7 +62,6 @@ class EmbeddedServing:
             gguf,
             model=str(self.folder),
             digest=policy_digest(files, self.policy.precision),
-            precision=self.policy.precision,
             max_batch=self.max_batch,
             kv_cache_gib=self.kv_cache_gib,
         )

@@ -9,7 +9,7 @@ from engines.embedded.openvino import OpenVINOEngine
 
 
 def test_the_tail_begins_when_fewer_trajectories_are_left_than_places() -> None:
-    engine = OpenVINOEngine(Path("none.gguf"), model="m", digest="d", precision="f16", max_batch=4)
+    engine = OpenVINOEngine(Path("none.gguf"), model="m", digest="d", max_batch=4)
     watch = Watch(engine, 8)
     watch.stop()
     watch.seen = [(8, 4), (5, 3), (4, 4), (3, 3), (1, 1)]

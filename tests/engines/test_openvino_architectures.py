@@ -171,7 +171,7 @@ async def test_rows_in_the_wrong_order_and_lost_biases_are_noticed(
 
 
 async def answers_of(file: Path) -> list[Completion]:
-    return await completions(OpenVINOEngine(file, model="m", digest="", precision="f16"))
+    return await completions(OpenVINOEngine(file, model="m", digest=""))
 
 
 @pytest.mark.skipif(

@@ -146,7 +146,7 @@ async def test_exported_weights_agree_and_unpermuted_ones_do_not(
         file = tmp_path / f"{permute}.gguf"
         monkeypatch.setitem(ROWS_ARE_INTERLEAVED, "llama", permute)
         export_gguf(reference.model, packaged_gguf(), file, "f16")
-        async with OpenVINOEngine(file, model="export", digest="", precision="f16") as engine:
+        async with OpenVINOEngine(file, model="export", digest="") as engine:
             agreement = reference.agreement(await answers(engine, asked))
         assert agreement >= 0.98 if permute else agreement < 0.5
 

@@ -246,14 +246,6 @@ def test_a_blank_path_is_not_the_working_folder(change: dict[str, Any]) -> None:
         DataSettings(source="jsonl", **change)
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_below_one_is_refused_and_not_a_slice(tmp_path: Path, limit: int) -> None:
-    path = write(tmp_path / "q.jsonl", rows("a", 3))
-    settings = DataSettings(source="jsonl", questions=path, split=None)
-    with pytest.raises(ConfigError, match=f"limit is {limit}; use at least 1"):
-        load_data(settings.model_copy(update={"limit": limit}), 0)
-
-
 def test_nothing_to_work_on(tmp_path: Path) -> None:
     bare = write(tmp_path / "q.jsonl", [{"id": "x", "question": "Who?", "answers": ["Ada"]}])
     with pytest.raises(ConfigError, match=r"data\.corpus is not set"):
