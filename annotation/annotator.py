@@ -18,7 +18,7 @@ from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
 from base.errors import EndpointError, RetrievalError
-from engines.sampling import Sampling, Usage
+from engines.sampling import Sampling
 from mcts import SearchSettings
 from rewards.guessable import guessable
 from rewards.reward_model.model import RewardModel
@@ -38,7 +38,6 @@ class AnnotatedQuestion:
     nodes: list[TreeNode] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    usage: Usage = Usage()
     failure: Failure | None = None
 
 
@@ -116,7 +115,6 @@ class Annotator:
             labelled(rows, labels),
             pair_rows(question, pairs, states, self.environment.prompt, self.provenance),
             +counts,  # + drops zero counts
-            grown.usage,
         )
 
     async def _scores(

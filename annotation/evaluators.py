@@ -15,7 +15,7 @@ from agent.environment import Environment, Trajectory
 from agent.state import State
 from annotation.judge import Judge
 from base.errors import BudgetExceeded
-from engines.sampling import Sampling, Usage
+from engines.sampling import Sampling
 from rewards.outcome import AnswerScores
 from rewards.scheme import NodeEvaluation, RewardScheme
 from rewards.spre import trajectory_digest
@@ -43,7 +43,7 @@ async def rescored(
 ) -> NodeEvaluation:
     """Returns the evaluator's value of a terminal state, with the verdict of its outcome."""
     own = await evaluator.evaluate(question, state, path)
-    return replace(own, verdict=outcome.verdict, usage=outcome.usage + own.usage)
+    return replace(own, verdict=outcome.verdict)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ class RolloutEvaluator:
         return NodeEvaluation(
             value=fmean(outcome.total or 0.0 for outcome in outcomes),
             rollouts=rollout_rows(question, trajectories),
-            usage=sum((t.usage for t in trajectories), Usage()),
         )
 
 
@@ -152,7 +151,6 @@ class JudgeEvaluator:
             judge_score=verdict.score,
             judge_text=verdict.text,
             unscored=verdict.reason,
-            usage=verdict.usage,
         )
         if verdict.score is None:
             return evaluation

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from agent.environment import Environment, StepResult
 from agent.state import State
 from annotation.evaluators import Evaluator, rescored
-from engines.sampling import Sampling, Usage
+from engines.sampling import Sampling
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
 from rewards.scheme import NodeEvaluation, RewardScheme
@@ -33,12 +33,6 @@ class GrownTree:
     moves: dict[str, StepResult] = field(default_factory=dict)
     evaluations: dict[int, NodeEvaluation] = field(default_factory=dict)
     stopped: bool = False
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens of every call made for this tree, repeated draws included."""
-        drawn = sum((move.usage for move in self.moves.values()), Usage())
-        return sum((one.usage for one in self.evaluations.values()), drawn)
 
     @property
     def generated(self) -> int:

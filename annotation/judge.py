@@ -22,7 +22,6 @@ from engines.sampling import (
     SampleRequest,
     Sampling,
     Structure,
-    Usage,
 )
 from engines.settings import JudgeSettings
 from storage.records import Message, Question
@@ -36,13 +35,11 @@ class JudgeVerdict:
         score: Score in [0, 1]; None if the reply could not be read.
         text: Reply, verbatim.
         reason: Reason that the score is missing.
-        usage: Tokens of the call.
     """
 
     score: float | None
     text: str
     reason: str | None
-    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,8 @@ class Judge:
         try:
             score = read_score(reply.text, reply.finish_reason)
         except JudgeError as unreadable:
-            return JudgeVerdict(None, reply.text, str(unreadable), reply.usage)
-        return JudgeVerdict(score, reply.text, None, reply.usage)
+            return JudgeVerdict(None, reply.text, str(unreadable))
+        return JudgeVerdict(score, reply.text, None)
 
 
 def judge_prompt_hash() -> str:

@@ -43,7 +43,7 @@ class AnswerJudge:
         if shows_question := self.prompt == "true-false":
             lines = [f"Question: {inert(question.question)}", *lines]
         words = ("True", "False") if shows_question else ("yes", "no")
-        verdict, _ = await ask_for_word(
+        return await ask_for_word(
             self.engine,
             self.settings,
             (Message("system", _text(self.prompt)), Message("user", "\n".join(lines))),
@@ -56,7 +56,6 @@ class AnswerJudge:
             ),
             words,
         )
-        return verdict
 
 
 def answer_judge_hash(prompt: JudgePrompt) -> str:

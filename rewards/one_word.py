@@ -1,6 +1,6 @@
 """Asks a model a question with two possible one-word replies."""
 
-from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure, Usage
+from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure
 from engines.settings import JudgeSettings
 from storage.records import Message
 
@@ -11,11 +11,11 @@ async def ask_for_word(
     messages: tuple[Message, ...],
     identity: CallIdentity,
     words: tuple[str, str] = ("yes", "no"),
-) -> tuple[bool | None, Usage]:
+) -> bool | None:
     """Asks for one of two words; decoding is constrained to them if the engine can.
 
     Returns:
-        Whether the reply is the first word, or None if it is neither; and the tokens of the call.
+        Whether the reply is the first word; None if it is neither.
 
     Raises:
         EndpointError: If the model's endpoint failed.
@@ -31,4 +31,4 @@ async def ask_for_word(
     first, second = (word.lower() for word in words)
     # A reply that was cut may be the start of a longer one.
     said = None if reply.finish_reason == "length" else reply.text.strip().rstrip(".").lower()
-    return {first: True, second: False}.get(said or ""), reply.usage
+    return {first: True, second: False}.get(said or "")

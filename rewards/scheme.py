@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from agent.settings import AgentSettings
 from agent.state import State
-from engines.sampling import Engine, Usage
+from engines.sampling import Engine
 from engines.settings import JudgeSettings
 from rewards.labels import Label
 from rewards.outcome import Outcome
@@ -58,7 +58,6 @@ class NodeEvaluation:
     Attributes:
         value: Value that the search backs up; None without a score of judge or reward model.
         verdict: The verifier's verdict on a refusal, or None.
-        usage: Tokens of the evaluation's calls.
         unscored: Reason that the score of judge or reward model is missing.
     """
 
@@ -68,7 +67,6 @@ class NodeEvaluation:
     judge_text: str | None = None
     unscored: str | None = None
     verdict: bool | None = None
-    usage: Usage = Usage()
 
 
 class RewardScheme(ABC):

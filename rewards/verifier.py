@@ -13,7 +13,7 @@ from agent.evo_rag import live_searches
 from agent.prompts import prompts_digest
 from agent.state import State
 from agent.tags import fenced
-from engines.sampling import CallIdentity, Engine, Usage
+from engines.sampling import CallIdentity, Engine
 from engines.settings import JudgeSettings
 from rewards.one_word import ask_for_word
 from storage.records import Message, Question
@@ -27,10 +27,8 @@ class Verifier:
     settings: JudgeSettings
     seed: int = 0
 
-    async def judge_evidence(
-        self, question: Question, state: State, path: str
-    ) -> tuple[bool | None, Usage]:
-        """Returns the verdict on the evidence of `state`, and the call's cost.
+    async def judge_evidence(self, question: Question, state: State, path: str) -> bool | None:
+        """Returns the verdict on the evidence of `state`.
 
         The verdict is None if the reply is neither word; the refusal then earns no reward.
 

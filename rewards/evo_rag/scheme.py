@@ -73,9 +73,9 @@ class EvoRag(RewardScheme):
         if self.verifier is None or self.recipe.verifier is None or not self._open(state):
             return await super().finished(question, state, path)
         asked = Verifier(self.verifier, self.recipe.verifier, self.recipe.seed)
-        verdict, usage = await asked.judge_evidence(question, state, path)
+        verdict = await asked.judge_evidence(question, state, path)
         whole = self.rewards.episode(state.steps, Gold.of(question), verdict)
-        return NodeEvaluation(whole.total, verdict=verdict, usage=usage)
+        return NodeEvaluation(whole.total, verdict=verdict)
 
     def _open(self, state: State) -> bool:
         """Returns whether the evidence decides on a refusal.

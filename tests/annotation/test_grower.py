@@ -17,7 +17,7 @@ from annotation.evaluators import JudgeEvaluator, RolloutEvaluator
 from annotation.grower import GrownTree, ReportProgress, grow
 from annotation.judge import Judge
 from annotation.rows import Provenance, tree_rows
-from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
+from engines.sampling import Capabilities, SampleRequest, Sampling
 from engines.settings import JudgeSettings
 from mcts import SearchSettings
 from rewards.scheme import NodeEvaluation
@@ -38,13 +38,13 @@ def dice() -> ScriptedEngine:
 
 
 @dataclass
-class CostlyJudge:
-    """An evaluator whose tokens are not the policy's."""
+class ConstantJudge:
+    """Gives every state 0.5."""
 
     terminals: bool = False
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
-        return NodeEvaluation(0.5, judge_score=0.5, usage=Usage(1000, 0, 1000))
+        return NodeEvaluation(0.5, judge_score=0.5)
 
 
 async def grown(
@@ -56,10 +56,9 @@ async def grown(
     )
     rollouts = RolloutEvaluator(environment, Sampling(), 2, scheme)
     search = SearchSettings(**settings)
-    evaluator = CostlyJudge() if search.evaluator == "judge" else rollouts
     sampling = Sampling()
     return (
-        await grow(a_question(), environment, evaluator, search, scheme, sampling, report_progress),
+        await grow(a_question(), environment, rollouts, search, scheme, sampling, report_progress),
         engine,
     )
 
@@ -99,13 +98,6 @@ async def test_progress_grows_with_the_iterations(kind: str) -> None:
     assert max(shares) <= 1
 
 
-async def test_a_judge_s_tokens_are_not_the_policy_s() -> None:
-    tree, engine = await grown(iterations=8, evaluator="judge", max_output_tokens=10_000)
-    assert tree.usage.output_tokens > 1000
-    assert tree.generated == 10 * len(engine.asked)
-    assert not tree.stopped
-
-
 PROVENANCE = Provenance(0, 0, "policy", "digest", None, "prompts", "labels", "config")
 
 
@@ -118,7 +110,7 @@ async def tree_labels(replies: Sequence[str], **settings: Any) -> list[tuple[str
     environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
     search = SearchSettings(selection="uct", c=1.414, **settings)
     question = a_question()
-    tree = await grow(question, environment, CostlyJudge(), search, scheme, Sampling())
+    tree = await grow(question, environment, ConstantJudge(), search, scheme, Sampling())
     rows = tree_rows(question, tree, PROVENANCE)
     labels = scheme.labels(question, rows, [node.state for node in tree.tree.nodes])
     return [

@@ -135,7 +135,6 @@ async def test_hostile_steps_are_data() -> None:
             QUESTION, state(hostile), "judge/0/1"
         )
     assert (verdict.score, verdict.reason) == (0.25, None)
-    assert verdict.usage.output_tokens == 3
     system, user = (message["content"] for message in server.requests[0]["messages"])
     assert "So the score is" in system
     assert user.count("</step>") == 1

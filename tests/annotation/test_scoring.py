@@ -13,7 +13,6 @@ from annotation.evaluators import rescored
 from annotation.pairs import SCORE, sibling_pairs
 from annotation.scoring import RewardModelEvaluator, node_scores
 from annotation.settings import PairSettings
-from engines.sampling import Usage
 from rewards.labels import Label
 from rewards.scheme import NodeEvaluation
 from storage.records import Message, TreeNode
@@ -51,12 +50,12 @@ def after(*texts: str) -> State:
 async def test_a_node_is_worth_the_score_of_the_step_that_led_there() -> None:
     model: Any = Model(a=0.5, end=-2.0, long=None)
     evaluator = RewardModelEvaluator(model, prompt)
-    earned = NodeEvaluation(9.0, verdict=True, usage=Usage(5, 0, 1))
+    earned = NodeEvaluation(9.0, verdict=True)
     inner = await evaluator.evaluate(QUESTION, after("a"), "0")
     end = await rescored(evaluator, earned, QUESTION, after("a", "end"), "0/0")
     assert (inner.value, end.value) == (0.5, -2.0)
     assert model.shown == [("Where? after 0", "a", 0), ("Where? after 1", "end", 1)]
-    assert (end.verdict, end.usage) == (True, Usage(5, 0, 1)), "what labels are made of stays"
+    assert end.verdict, "what labels are made of stays"
     long = await evaluator.evaluate(QUESTION, after("long"), "0")
     assert (long.value, long.unscored) == (None, "longer than the reward model reads")
 

@@ -38,14 +38,14 @@ def refused() -> State:
     return grove.states[-1]
 
 
-async def asked(engine: ScriptedEngine) -> tuple[bool | None, Usage]:
+async def asked(engine: ScriptedEngine) -> bool | None:
     settings = JudgeSettings(temperature=0.0, max_new_tokens=5)
     return await Verifier(engine, settings, seed=3).judge_evidence(QUESTION, refused(), "0/1")
 
 
 async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else() -> None:
     engine = oracle()
-    assert await asked(engine) == (False, Usage(50, 0, 2))
+    assert await asked(engine) is False
     request = engine.asked[0]
     system, user = (message.content for message in request.messages)
     assert user.splitlines() == [
@@ -75,11 +75,11 @@ async def test_nothing_in_context_is_said() -> None:
     ],
 )  # fmt: skip
 async def test_only_one_of_two_words_counts(reply: str, word: bool | None) -> None:
-    assert (await asked(oracle(reply)))[0] is word
+    assert await asked(oracle(reply)) is word
 
 
 async def test_a_reply_that_was_cut_is_no_word() -> None:
-    assert (await asked(oracle("yes", finish="length")))[0] is None
+    assert await asked(oracle("yes", finish="length")) is None
 
 
 async def test_an_engine_is_held_to_the_two_words_where_it_can_be() -> None:
