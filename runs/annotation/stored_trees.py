@@ -39,12 +39,8 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
         ConfigError: If the table is empty, or is a relabelling that lacks later questions.
     """
     check_relabelling_current(run, table)
-    rows = read_parts(run.folder, table)
-    if table != pairs_table():
-        # A tree's part depends on the order of finishing, which must not affect a training on
-        # another labelling.
-        rows = rows.sort_by("tree_id")
-    pairs = table_to_records(rows, Pair)
+    # The parts have the order in which questions finished, which must not affect a training.
+    pairs = table_to_records(read_parts(run.folder, table).sort_by("tree_id"), Pair)
     if not pairs:
         raise ConfigError(
             f"{run.folder}: no {table} to train on; annotate more questions, or relabel with a "

@@ -113,9 +113,10 @@ def test_parts_decide_neither_pairs_nor_steps(runs: dict[int, Path]) -> None:
     many, one = existing_run(runs[2]), existing_run(runs[100])
     assert len(load_manifest(many.folder).of("relabelled/all/pairs")) == 3
     assert len(load_manifest(one.folder).of("relabelled/all/pairs")) == 1
-    pairs = pairs_of(many, "relabelled/all/pairs")
-    assert len({pair.tree_id for pair in pairs}) > 3
-    assert pairs == pairs_of(one, "relabelled/all/pairs")
+    for table in ("pairs", "relabelled/all/pairs"):
+        pairs = pairs_of(many, table)
+        assert len({pair.tree_id for pair in pairs}) > 3
+        assert pairs == pairs_of(one, table)
     assert right_steps(many) == right_steps(one)
 
 
