@@ -113,8 +113,11 @@ async def test_cancelled_request_leaves_the_batch(engine: OpenVINOEngine) -> Non
 
 
 async def test_a_draw_depends_on_its_seed_and_not_on_the_requests_beside_it(
-    engine: OpenVINOEngine,
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In F16; see `engines.embedded.openvino.PROPERTIES` for Q8_0."""
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(cache))
+    engine = embedded_engine(ModelSettings(model="packaged", precision="f16"))
     warm = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=24)
     paths = [f"draw {number}" for number in range(8)]
     async with engine:
