@@ -73,6 +73,7 @@ async def test_a_trajectory_becomes_a_row() -> None:
     )
     (row,) = found.predictions
     assert (row.policy, row.policy_digest, row.seed) == ("dpo", "digest", 7)
+    assert row.latency_s == 5 * 0.25, "of the calls, so that a replay gives the same row"
     assert (row.prediction, row.em, row.cover_em) == ("Paris, France", 0.0, 1.0)
     assert row.guessable is False
     assert row.f1 == pytest.approx(2 / 3)

@@ -23,7 +23,7 @@ class ScriptedEngine:
 
     async def sample(self, request: SampleRequest) -> Completion:
         self.asked.append(request)
-        return Completion(self.reply(request), self.finish, self.usage, self.model)
+        return Completion(self.reply(request), self.finish, self.usage, self.model, latency_s=0.25)
 
     async def __aenter__(self) -> Self:
         return self
