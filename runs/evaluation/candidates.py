@@ -10,25 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocols import protocol_of
-from base.errors import ConfigError
+from base.errors import BranchwiseError, ConfigError
 from base.text import Log, digest_of
 from engines.no_call import NoCallEngine
 from engines.sampling import Capabilities, Engine
 from evaluation.baselines import Material, load_baseline
-from evaluation.run import Begin, Evaluated
-from evaluation.run import evaluate as answer_all
+from evaluation.run import Answering, Begin, Evaluated, askable
 from retrieval.interface import Retriever
 from runs.evaluation.question_set import answering, data_settings
 from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest
 from runs.preflight import model_files, problems
-from runs.progress import Progress
+from runs.progress import Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from sources.load import Data, load_split
 from sources.splits import folded_question
 from storage.ledger import Ledger
-from storage.records import Failure, Prediction, Question
+from storage.records import Prediction, Question
 
 
 @dataclass(frozen=True)
@@ -171,32 +170,27 @@ class PolicyEvaluation:
 
     async def _ask(self, candidate: Candidate, engine: Engine) -> Evaluated:
         recipe = candidate.recipe
-        progress = Progress(
-            f"eval {candidate.name}", len(candidate.questions), spent=self.ledger.totals
+        answering = Answering(
+            environment_for(recipe, engine, self.retriever),
+            candidate.name,
+            sampling_for(recipe.policy, recipe.evaluation.temperature),
+            begin=candidate.begin,
+            path=candidate.path,
+            draw=recipe.evaluation.draw,
         )
-
-        def start() -> None:
-            progress.in_flight += 1
-
-        def done(row: Prediction | Failure | None) -> None:
-            progress.in_flight -= 1
-            progress.done += row is not None
-            progress.failed += isinstance(row, Failure)
-
+        asked, skipped = askable(candidate.questions, answering.environment.protocol)
+        progress = Progress(f"eval {candidate.name}", len(asked), spent=self.ledger.totals)
+        results: dict[int, Prediction | BranchwiseError] = {}
         async with progress.shown(self.context.console):
-            return await answer_all(
-                candidate.questions,
-                environment_for(recipe, engine, self.retriever),
-                policy=candidate.name,
-                sampling=sampling_for(recipe.policy, recipe.evaluation.temperature),
-                begin=candidate.begin,
-                path=candidate.path,
-                draw=recipe.evaluation.draw,
-                max_in_flight=recipe.questions_in_flight,
-                admit=lambda: not self.gate.closed(),
-                on_start=start,
-                on_done=done,
-            )
+            async for place, found in attempt_each(
+                self.gate.admit(range(len(asked))),
+                lambda place: answering.answer(asked[place]),
+                recipe.questions_in_flight,
+                progress,
+            ):
+                results[place] = found
+        in_order = [(asked[place], results[place]) for place in sorted(results)]
+        return Evaluated.of(answering, in_order, skipped, pending=len(asked) - len(results))
 
 
 def _engine_without_calls(candidate: Candidate) -> Engine:

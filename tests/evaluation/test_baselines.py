@@ -17,7 +17,7 @@ from evaluation import baselines
 from evaluation.baselines import Material, baseline_names, load_baseline
 from evaluation.baselines.majority import majority_answers
 from evaluation.baselines.oracle import supporting
-from evaluation.run import Evaluated, evaluate
+from evaluation.run import Answering
 from evaluation.settings import EvaluationSettings
 from storage.records import Paragraph, Passage, Prediction, Question, RetrievedPassage
 
@@ -55,24 +55,25 @@ async def asked(
     shelf: ScriptedRetriever | None = None,
     others: tuple[Question, ...] = (),
     draw: int = 0,
-) -> Evaluated:
-    """What a baseline answers to the questions that it can be asked."""
+) -> list[Prediction]:
+    """Returns a baseline's answers to the questions that it can be asked."""
     retriever = shelf or ScriptedRetriever(a_and_b)
     baseline = load_baseline(name, Material(CORPUS, retriever, 2, lambda: others))
     protocol = protocol_of(AgentSettings(protocol=baseline.protocol, max_steps=1))
-    return await evaluate(
-        [one for one in questions or (question(),) if baseline.can_be_asked(one)],
+    answering = Answering(
         Environment(protocol, reader, retriever, top_k=3, seed=7),
-        policy=name,
-        sampling=Sampling(temperature=0.0),
+        name,
+        Sampling(temperature=0.0),
         begin=baseline.begin,
         path=f"eval/{name}",
         draw=draw,
     )
+    can_be_asked = filter(baseline.can_be_asked, questions or (question(),))
+    return [await answering.answer(one) for one in can_be_asked]
 
 
 async def only_row(name: str, reader: ScriptedEngine, **more: Any) -> Prediction:
-    (row,) = (await asked(name, reader, **more)).predictions
+    (row,) = await asked(name, reader, **more)
     return row
 
 
@@ -100,12 +101,9 @@ async def test_one_shot_searches_once_with_the_question() -> None:
     assert (answer["action"], answer["content"]) == ("answer", "b")
 
 
-async def test_a_search_that_fails_is_a_failed_question() -> None:
-    found = await asked("one-shot", reading(), question("broken"), question("whole"))
-    assert [row.question_id for row in found.predictions] == ["whole"]
-    assert [(f.question_id, f.stage, f.kind) for f in found.failures] == [
-        ("broken", "eval one-shot", "RetrievalError")
-    ]
+async def test_a_search_that_fails_fails_the_question() -> None:
+    with pytest.raises(RetrievalError, match="the search server is gone"):
+        await asked("one-shot", reading(), question("broken"))
 
 
 async def test_the_oracle_is_shown_the_gold_passages() -> None:
@@ -148,21 +146,19 @@ async def test_everybody_is_told_the_same() -> None:
         question("1", "Rhine"),
         question("2", "the River Rhine", source="2wiki"),
         question("3", "Rhine", source="popqa"),
-        question("4", "Rhine", answerable=False),
     ]
     others = (question("5", "Rhine"), question("6", "Rhine", source="2wiki"))
     reader = reading()
     told = await asked("majority", reader, *exam, others=others)
-    assert [(p.question_id, p.em, p.f1) for p in told.predictions] == [
+    assert [(p.question_id, p.em, p.f1) for p in told] == [
         ("1", 1.0, 1.0),
         ("2", 0.0, pytest.approx(2 / 3)),
     ]
-    row = told.predictions[0]
+    row = told[0]
     assert json.loads(row.trajectory)[-1]["text"] == "rhine", "a judge reads it"
     assert (row.policy, row.seed, row.steps, row.searches, row.output_tokens) == (
         ("majority", 7, 0, 0, 0)
     )
-    assert (told.skipped, told.pending, told.failures) == ({"unanswerable": 1}, 0, [])
     assert reader.asked == []
 
 

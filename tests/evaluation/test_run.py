@@ -1,6 +1,5 @@
 """From questions to predictions, over the real environment and protocol."""
 
-import asyncio
 import json
 
 import pytest
@@ -11,13 +10,12 @@ from agent.evo_rag import EvoRAG
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
-from agent.state import State
 from analysis.comparison import compare
-from base.errors import BudgetExceeded, EndpointError
+from base.errors import BranchwiseError, EndpointError
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
-from evaluation.run import evaluate
+from evaluation.run import Answering, Evaluated, askable
 from evaluation.scoring import valid_searches
-from storage.records import Failure, Prediction, Question, RetrievedPassage
+from storage.records import Prediction, Question, RetrievedPassage
 
 
 def script(replies: dict[str, list[str | Exception]]) -> ScriptedEngine:
@@ -68,10 +66,7 @@ async def test_a_trajectory_becomes_a_row() -> None:
         "<evidence>Paris</evidence>",
         "<answer>Paris, France</answer>",
     ]
-    found = await evaluate(
-        [question("q")], environment({"q": replies}), policy="dpo", sampling=SAMPLING
-    )
-    (row,) = found.predictions
+    row = await Answering(environment({"q": replies}), "dpo", SAMPLING).answer(question("q"))
     assert (row.policy, row.policy_digest, row.seed) == ("dpo", "digest", 7)
     assert row.latency_s == 5 * 0.25, "of the calls, so that a replay gives the same row"
     assert (row.prediction, row.em, row.cover_em) == ("Paris, France", 0.0, 1.0)
@@ -92,63 +87,28 @@ async def test_a_trajectory_becomes_a_row() -> None:
     assert steps[0]["passages"] == [{"id": "p-A", "title": "T", "score": 1.0}]
 
 
-async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
+async def test_bad_ends_score_zero_and_failed_questions_are_rows() -> None:
     replies: dict[str, list[str | Exception]] = {
         "forced": ["<query>A</query>", "<answer>Paris</answer>"],
         "invalid": ["no tag at all"],
-        "broken": [EndpointError("500", attempts=4)],
-        "stopped": [BudgetExceeded("limits.max_tokens 10 reached")],
     }
+    answering = Answering(environment(replies, max_steps=2), "p", SAMPLING)
     asked = [question("forced"), question("gone", answerable=False), question("invalid")]
-    done: list[str] = []
-    found = await evaluate(
-        [*asked, question("broken"), question("stopped")],
-        environment(replies, max_steps=2),
-        policy="p",
-        sampling=SAMPLING,
-        max_in_flight=2,
-        on_done=lambda row: done.append(row.question_id if row else "none"),
-    )
+    taken, skipped = askable(asked, answering.environment.protocol)
+    rows: list[tuple[Question, Prediction | BranchwiseError]]
+    rows = [(one, await answering.answer(one)) for one in taken]
+    rows.insert(1, (question("broken"), EndpointError("500", attempts=4)))
+    found = Evaluated.of(answering, rows, skipped, pending=1)
     forced, invalid = found.predictions
     assert (forced.question_id, forced.forced, forced.em) == ("forced", True, 1.0)
     assert (invalid.prediction, invalid.em, invalid.format_ok) == (None, 0.0, False)
     (failed,) = found.failures
     assert (failed.question_id, failed.stage, failed.kind) == ("broken", "eval p", "EndpointError")
     assert failed.attempts == 4
-    assert [(u.question_id, u.em, u.guessable) for u in found.unanswered] == [
-        ("broken", 0.0, False)
-    ]
+    (unanswered,) = found.unanswered
+    assert (unanswered.question_id, unanswered.em, unanswered.seed) == ("broken", 0.0, 7)
+    assert unanswered.guessable is False
     assert (found.skipped, found.pending) == ({"unanswerable": 1}, 1)
-    assert sorted(done) == ["broken", "forced", "invalid", "none"]
-
-
-async def test_rows_come_in_the_order_of_the_questions() -> None:
-    names = ["q3", "q1", "q2", "q0"]
-    admitted, second_done, done = iter([True, True, True, False]), asyncio.Event(), list[str]()
-
-    async def first_is_last(asked: Question) -> State:
-        if asked.id == "q3":
-            await second_done.wait()
-        return State(asked.question)
-
-    def note(row: Prediction | Failure | None) -> None:
-        done.append(row.question_id if row else "none")
-        if done[-1] == "q2":
-            second_done.set()
-
-    found = await evaluate(
-        [question(name) for name in names],
-        environment({name: ["<answer>Paris</answer>"] for name in names}),
-        policy="p",
-        sampling=SAMPLING,
-        begin=first_is_last,
-        max_in_flight=3,
-        admit=lambda: next(admitted),
-        on_done=note,
-    )
-    assert done == ["q1", "q2", "q3"]
-    assert [row.question_id for row in found.predictions] == ["q3", "q1", "q2"]
-    assert found.pending == 1
 
 
 async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> None:
@@ -163,24 +123,16 @@ async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> Non
         "guessed": ["<answer>Paris</answer>"],
     }
     asked = [question(name, answerable=name == "known") for name in replies]
-    found = await evaluate(
-        asked, environment(replies, protocol=EvoRAG), policy="p", sampling=SAMPLING
-    )
-    known, unknown, guessed = found.predictions
+    answering = Answering(environment(replies, protocol=EvoRAG), "p", SAMPLING)
+    assert askable(asked, answering.environment.protocol) == (asked, {})
+    known, unknown, guessed = rows = [await answering.answer(one) for one in asked]
     assert (known.em, known.searches, known.valid_searches, known.backtracks) == (1.0, 2, 2, 1)
     assert (known.supporting_recall, known.refused, known.format_ok) == (1.0, False, True)
     assert (unknown.em, unknown.refused, unknown.searches, unknown.backtracks) == (None, True, 1, 0)
     assert (guessed.em, guessed.refused, guessed.prediction) == (None, False, "Paris")
-    assert not found.skipped
-    (whole, *_) = compare({"p": found.predictions}).rows
+    (whole, *_) = compare({"p": rows}).rows
     assert (whole.n, whole.answerable, whole.means["em"]) == (3, 1, 1.0)
     assert (whole.means["refusal_precision"], whole.means["refusal_recall"]) == (1.0, 0.5)
-
-
-async def test_a_fatal_fault_ends_the_evaluation() -> None:
-    replies: dict[str, list[str | Exception]] = {"q": [EndpointError("401", fatal=True)]}
-    with pytest.raises(EndpointError, match="401"):
-        await evaluate([question("q")], environment(replies), policy="p", sampling=SAMPLING)
 
 
 def test_valid_searches() -> None:

@@ -10,7 +10,7 @@ from agent.environment import Environment
 from agent.protocols import protocol_of
 from agent.settings import AgentSettings
 from engines.sampling import Capabilities, Sampling
-from evaluation.run import evaluate
+from evaluation.run import Answering
 from evaluation.scoring import score_trajectory
 from rewards.verdicts import VERDICTS
 from storage.records import Prediction
@@ -84,6 +84,5 @@ async def test_nothing_constrains_a_policy_whose_format_is_measured(name: str) -
     protocol = protocol_of(AgentSettings(protocol=name, max_steps=2, structured=True))
     environment = Environment(protocol, engine, ScriptedRetriever(), top_k=3)
     question = asked(case_of("arena", "all_full"))
-    found = await evaluate([question], environment, policy="p", sampling=Sampling())
-    assert len(found.predictions) == 1
+    await Answering(environment, "p", Sampling()).answer(question)
     assert engine.asked and {request.structure for request in engine.asked} == {None}

@@ -9,7 +9,7 @@ import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
-from tiny_dataset import policy, recipe
+from tiny_dataset import QUESTIONS, policy, recipe
 
 from runs.evaluation.question_set import set_name
 from runs.recipe_file import load_recipe
@@ -44,7 +44,7 @@ def evaluated(config: Path, run: Path, *more: str) -> int:
 def predictions(run: Path, name: str) -> list[Prediction]:
     (folder,) = (run / "eval" / name).iterdir()
     table = read_parts(run, f"eval/{name}/{folder.name}/predictions")
-    return sorted(table_to_records(table, Prediction), key=lambda row: row.question_id)
+    return table_to_records(table, Prediction)
 
 
 def failures(run: Path) -> list[tuple[object, ...]]:
@@ -63,7 +63,7 @@ def test_policies_answer_the_same_questions_once(
     made = len(endpoint.requests)
     rows = {name: predictions(run, name) for name in POLICIES}
     for name in POLICIES:
-        assert [row.question_id for row in rows[name]] == [f"q{n}" for n in range(1, 7)]
+        assert sorted(row.question_id for row in rows[name]) == [f"q{n}" for n in range(1, 7)]
     (kept,) = (run / "eval").glob("jsonl-all-*.md")
     table = kept.read_text()
     assert all(name in table for name in POLICIES)
@@ -86,6 +86,25 @@ def test_a_limit_stops_it_and_the_rest_continues(
     for name in POLICIES:
         told = [(row.prediction, row.steps) for row in predictions(parts, name)]
         assert told == [(row.prediction, row.steps) for row in predictions(whole, name)]
+
+
+def test_rows_keep_the_order_of_the_questions_when_the_first_takes_longest(
+    tmp_path: Path, config: Path, own_cache: None
+) -> None:
+    assert evaluated(config, tmp_path / "run") == 0
+    order = [row.question_id for row in predictions(tmp_path / "run", "first")]
+    (longest,) = (one["question"] for one in QUESTIONS if one["id"] == order[0])
+
+    def uneven(request: dict[str, Any]) -> str:
+        user = request["messages"][-1]["content"]
+        return policy(request) if longest in user else "<answer>Paris</answer>"
+
+    with serving(uneven, models=tuple(POLICIES.values())) as endpoint:
+        again = recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
+        assert evaluated(again, tmp_path / "uneven") == 0
+    rows = predictions(tmp_path / "uneven", "first")
+    assert [row.question_id for row in rows] == order
+    assert rows[0].steps > max(row.steps for row in rows[1:])
 
 
 def test_failures_are_told_kept_and_counted_as_wrong(
