@@ -19,7 +19,7 @@ from storage.records import Prediction, Question, RetrievedPassage
 
 
 def script(replies: dict[str, list[str | Exception]]) -> ScriptedEngine:
-    """Engine that returns the replies of each question in order, and raises those that are errors."""
+    """Engine that returns each question's replies in order, and raises those that are errors."""
     left = {key: iter(texts) for key, texts in replies.items()}
 
     def reply(request: SampleRequest) -> str:

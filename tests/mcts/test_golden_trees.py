@@ -72,7 +72,7 @@ def test_all_required_cases_have_a_golden_file() -> None:
 
 
 def test_uct_uses_the_visits_of_the_parent() -> None:
-    """Uses visits of 100 (root), 8 and 4 (parent), for which UCT chooses different children."""
+    """The root has 100 visits, the parent 8, and its two children have 4 together."""
     tree = Tree.grow_from("")
     parent = tree.add_child(tree.root, "p", terminal=False, key="p", draw=0)
     for key, visits, value in (("good", 3, 0.9), ("rare", 1, 0.3)):
