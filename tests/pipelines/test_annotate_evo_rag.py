@@ -165,7 +165,7 @@ def test_without_a_verifier_refusals_are_judged_by_the_gold_answers(
     unanswerable = QUESTIONS[-1]["id"]
 
     def refused(label: str) -> set[float | None]:
-        """Returns the component `refusal` for refusals of the unanswerable question after a search."""
+        """Returns the component `refusal` of the unanswerable question's later refusals."""
         return {
             part.value
             for node in nodes_of(run, f"relabelled/{label}/labels")
