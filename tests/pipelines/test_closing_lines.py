@@ -35,7 +35,7 @@ def test_no_pairs_reason_names_the_setting_to_change(counts: dict[str, int], par
     assert re.search(part, no_pairs_reason(counts))
 
 
-def test_advice_names_only_settings_that_exist() -> None:
+def test_advice_names_only_existing_pairs_settings() -> None:
     for text in ADVICE.values():
         for word in text.replace(",", " ").replace(":", " ").split():
             if word.startswith("pairs."):
