@@ -1,4 +1,4 @@
-"""What tests share. None fails because the machine is slow, and each tokenizer is read once."""
+"""Shared fixtures and settings. No test has a deadline, and each tokenizer is read once."""
 
 import signal
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ settings.load_profile("unhurried")
 # A shell's background jobs ignore Ctrl-C, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Reading the packaged tokenizer takes seconds. Replaced here, before a test module imports it.
+# Reading the packaged tokenizer takes seconds. Patched here, before a test module imports it.
 setattr(policy_files, "load_tokenizer", cache(policy_files.load_tokenizer))  # noqa: B010
 
 
 @pytest.fixture
 def endpoint() -> Iterator[FakeEndpoint]:
-    """An endpoint on loopback with the policy of `tiny_dataset`."""
+    """Endpoint on loopback that serves the policy of `tiny_dataset`."""
     with serving(policy) as served:
         yield served
 
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of one's own, and a key for the endpoint."""
+    """Sets an empty cache folder for the test, and a key for the endpoint."""
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")

@@ -1,7 +1,7 @@
-"""`make` evaluates nothing that a user gives: real processes, in a checkout where all is set up.
+"""`make` never executes values that a user gives: real processes, in a prepared checkout.
 
-The virtual environment is pretended: its `branchwise` writes down what it was given, and its
-`python` writes down what pip was asked for and is otherwise the real one.
+The virtual environment is a stand-in: its `branchwise` records its arguments, and its `python`
+records the arguments of pip and otherwise runs the real Python.
 """
 
 import hashlib
@@ -71,13 +71,13 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder in which `make` runs, and what the pretended programs wrote down."""
+    """Folder in which `make` runs, and the records of the stand-in programs."""
 
     folder: Path
     records: Path
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run `make`, without what a `make` around the tests hands down."""
+        """Runs `make`, without the variables of a `make` that runs the tests."""
         handed_down = ("MAKE", "MFLAGS", "TORCH_INDEX", "BRANCHWISE", *VARIABLES)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(handed_down)}
         return subprocess.run(
@@ -91,23 +91,23 @@ class Checkout:
 
     @property
     def given(self) -> list[str]:
-        """What `branchwise` was given; the last one is the variable SQL."""
+        """Arguments of `branchwise`; the last one is the variable SQL."""
         words = json.loads((self.records / "argv.json").read_text())
         return [os.fsdecode(bytes.fromhex(word)) for word in words]
 
     @property
     def installed(self) -> str:
-        """What pip was asked for."""
+        """Arguments of all calls of pip, one call per line."""
         asked = self.records / "pip"
         return asked.read_text() if asked.exists() else ""
 
     @property
-    def fooled(self) -> bool:
-        """Whether a value was run."""
+    def value_was_executed(self) -> bool:
+        """Whether a value was executed."""
         return bool(list(self.folder.rglob("CANARY*")))
 
 
-def a_checkout(folder: Path, records: Path) -> Checkout:
+def make_checkout(folder: Path, records: Path) -> Checkout:
     binaries = folder / ".venv" / "bin"
     binaries.mkdir(parents=True)
     records.mkdir()
@@ -129,15 +129,15 @@ def a_checkout(folder: Path, records: Path) -> Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    return a_checkout(tmp_path / "checkout", tmp_path / "records")
+    return make_checkout(tmp_path / "checkout", tmp_path / "records")
 
 
 RUNNING = tuple(value for value in HOSTILE if "CANARY" in value)
-"""Those by which something would be seen to run."""
+"""Values that create a file named CANARY if they are executed."""
 
 
 @pytest.mark.parametrize("way", ["arguments", "environment", "environment first"])
-def test_values_are_handed_on_and_never_run(way: str, checkout: Checkout) -> None:
+def test_variable_values_are_passed_on_and_never_executed(way: str, checkout: Checkout) -> None:
     values = (*HOSTILE, "  blanks around  ") if way != "arguments" else HOSTILE
     for config, run, sql, study in zip(*[iter((*values, *values[:3]))] * 4, strict=False):
         named = {"CONFIG": config, "RUN": run, "SQL": sql, "STUDY": study}
@@ -147,87 +147,89 @@ def test_values_are_handed_on_and_never_run(way: str, checkout: Checkout) -> Non
         environment = named if way != "arguments" else {}
         done = checkout.make("study", *words, **environment)
         assert done.returncode == 0, done.stderr
-        assert not checkout.fooled, named
+        assert not checkout.value_was_executed, named
         told = ["study", f"--name={study}", f"--config={config}", f"--run={run}", sql]
         assert checkout.given == told
 
 
 @pytest.mark.parametrize("value", RUNNING[::3])
-def test_a_name_of_a_run_or_a_recipe_is_not_run(value: str, checkout: Checkout) -> None:
+def test_run_and_recipe_names_are_never_executed(value: str, checkout: Checkout) -> None:
     (checkout.folder / value).mkdir()
     (checkout.folder / value / "config.yaml").write_text(f"name: x\n{DENSE}")
     done = checkout.make("annotate", f"RUN={value}")
     assert done.returncode == 0, done.stderr
     assert "faiss" in (checkout.folder / ".venv/dense.txt").read_text()
-    assert "dense.txt" in checkout.installed, "the run's recipe decides what it needs"
+    assert "dense.txt" in checkout.installed, "extras are those of the run's recipe"
     assert checkout.given == ["annotate", f"--run={value}", ""]
     recipe = f"{value}/config.yaml"
     assert checkout.make("annotate", f"CONFIG={recipe}").returncode == 0
     assert checkout.given == ["annotate", f"--config={recipe}", ""]
-    assert not checkout.fooled
+    assert not checkout.value_was_executed
 
 
 @pytest.mark.parametrize("value", [RUNNING[0], RUNNING[3], RUNNING[7]])
-def test_a_checkout_may_lie_anywhere(value: str, tmp_path: Path) -> None:
-    checkout = a_checkout(tmp_path / value, tmp_path / "records")
+def test_a_checkout_works_in_a_folder_of_any_name(value: str, tmp_path: Path) -> None:
+    checkout = make_checkout(tmp_path / value, tmp_path / "records")
     done = checkout.make("annotate", "CONFIG=configs/atlas.yaml")
     assert done.returncode == 0, done.stderr
-    assert not checkout.fooled
+    assert not checkout.value_was_executed
     assert checkout.given == ["annotate", "--config=configs/atlas.yaml", ""]
     shown = checkout.make("help").stdout.splitlines()
     assert [line.split()[0] for line in shown[: len(STAGES)]] == list(STAGES)
     assert checkout.make("test-vllm", "--dry-run").returncode == 0
-    assert not checkout.fooled
+    assert not checkout.value_was_executed
 
 
 @pytest.mark.parametrize("value", RUNNING[:12:3])
 @pytest.mark.parametrize("name", ["EXTRAS", "TORCH_INDEX", "BRANCHWISE_VLLM_PYTHON"])
-def test_other_variables_are_not_run_either(name: str, value: str, checkout: Checkout) -> None:
+def test_values_of_other_variables_are_never_executed(
+    name: str, value: str, checkout: Checkout
+) -> None:
     for stamp in (checkout.folder / ".venv").glob("*.done"):
         stamp.unlink()
     target = "test-vllm" if name == "BRANCHWISE_VLLM_PYTHON" else "setup"
     for words, environment in (((f"{name}={value}",), {}), ((), {name: value})):
         done = checkout.make(target, *words, **environment)
-        assert not checkout.fooled
+        assert not checkout.value_was_executed
         assert (done.returncode == 0) == (name != "EXTRAS"), done.stderr
         assert name != "EXTRAS" or "EXTRAS: choose from" in done.stderr
 
 
-def test_arguments_are_the_shell_s(checkout: Checkout) -> None:
+def test_args_are_expanded_by_the_shell(checkout: Checkout) -> None:
     done = checkout.make("annotate", "ARGS=--limit $(echo 5) --set name='a $HOME' # last")
     assert done.returncode == 0, done.stderr
     home = os.environ.get("HOME", "")
     assert checkout.given == ["annotate", "--limit", "5", "--set", "name=a $HOME", ""], home
 
 
-def test_arguments_change_what_a_recipe_needs(checkout: Checkout) -> None:
+def test_args_change_which_extras_are_installed(checkout: Checkout) -> None:
     assert checkout.make("annotate", "ARGS=--limit 2 > kept.txt").returncode == 0
     assert checkout.installed == ""
     assert checkout.make("annotate", "ARGS=--set retrieval.kind=dense").returncode == 0
     assert "dense.txt" in checkout.installed
 
 
-def test_make_leaves_the_recipe_to_the_run(checkout: Checkout) -> None:
+def test_a_named_recipe_has_priority_over_the_recipe_of_the_run(checkout: Checkout) -> None:
     run = checkout.folder / "run"
     run.mkdir()
     (run / "config.yaml").write_text(f"name: x\n{DENSE}")
     assert checkout.make("annotate", "RUN=run", "CONFIG=configs/atlas.yaml").returncode == 0
     assert checkout.given == ["annotate", "--config=configs/atlas.yaml", "--run=run", ""]
-    assert checkout.installed == "", "a recipe that is named goes first"
+    assert checkout.installed == "", "a named recipe has priority"
     done = checkout.make("annotate", "RUN=run")
     assert "setting up: dense" in done.stdout
     assert checkout.given == ["annotate", "--run=run", ""]
 
 
-def test_a_plan_runs_nothing(checkout: Checkout) -> None:
+def test_make_dry_run_installs_and_runs_nothing(checkout: Checkout) -> None:
     planned = checkout.make("annotate", "--dry-run", "CONFIG=configs/evo-rag.yaml")
     assert '"$CONFIG"' in planned.stdout
     assert checkout.installed == ""
     assert not (checkout.records / "argv.json").exists()
 
 
-def a_package(folder: Path, name: str, *needs: str, version: str = "1.0") -> str:
-    """Writes a wheel; returns its hash."""
+def write_package(folder: Path, name: str, *needs: str, version: str = "1.0") -> str:
+    """Writes a wheel and returns its hash."""
     file = folder / f"{name}-{version}-py3-none-any.whl"
     about = f"{name}-{version}.dist-info"
     needed = "".join(f"Requires-Dist: {need}\n" for need in needs)
@@ -244,30 +246,30 @@ def a_package(folder: Path, name: str, *needs: str, version: str = "1.0") -> str
 
 @pytest.fixture
 def shelf(checkout: Checkout, tmp_path: Path) -> dict[str, str]:
-    """Two packages, of which the extra `study` needs one that needs the other; and their hashes."""
+    """Hashes of two packages: the extra `study` requires the first, which requires the second."""
     (tmp_path / "shelf").mkdir()
     (checkout.folder / ".venv" / "study.done").unlink()
     (checkout.folder / "pyproject.toml").write_text(
         "[project]\ndependencies = []\n[project.optional-dependencies]\nstudy = ['bw-first>=1']\n"
     )
     return {
-        "bw-first": a_package(tmp_path / "shelf", "bw_first", "bw-second"),
-        "bw-second": a_package(tmp_path / "shelf", "bw_second"),
+        "bw-first": write_package(tmp_path / "shelf", "bw_first", "bw-second"),
+        "bw-second": write_package(tmp_path / "shelf", "bw_second"),
     }
 
 
 def set_up(
     checkout: Checkout, pins: dict[str, str], extra: str = "study"
 ) -> subprocess.CompletedProcess[str]:
-    """Lets make install an extra by a list of pins, into a folder beside the checkout."""
-    beside = checkout.folder.parent
+    """Runs make to install an extra with pinned hashes, into a folder next to the checkout."""
+    outer = checkout.folder.parent
     (checkout.folder / "constraints.txt").write_text(
         "".join(
             f"{name}=={'1.0' if name != 'torch' else '2.13.0'} \\\n    --hash=sha256:{pin}\n"
             for name, pin in pins.items()
         )
     )
-    # In their order: one that is older than what it needs would be set up again.
+    # In this order: a stamp that is older than one of its prerequisites would be rebuilt.
     for stamp in STAMPS:
         if stamp != extra:
             (checkout.folder / ".venv" / f"{stamp}.done").touch()
@@ -276,8 +278,8 @@ def set_up(
         REAL_PIP="yes",
         PIP_CONFIG_FILE=os.devnull,
         PIP_NO_INDEX="1",
-        PIP_FIND_LINKS=str(beside / "shelf"),
-        PIP_TARGET=str(beside / "installed"),
+        PIP_FIND_LINKS=str(outer / "shelf"),
+        PIP_TARGET=str(outer / "installed"),
     )
 
 
@@ -285,14 +287,16 @@ def installed(checkout: Checkout) -> set[str]:
     return {file.stem for file in (checkout.folder.parent / "installed").glob("*.py")}
 
 
-def test_files_of_the_listed_hash_are_installed(checkout: Checkout, shelf: dict[str, str]) -> None:
+def test_packages_with_the_pinned_hash_are_installed(
+    checkout: Checkout, shelf: dict[str, str]
+) -> None:
     done = set_up(checkout, shelf)
     assert done.returncode == 0, done.stderr
     assert installed(checkout) == {"bw_first", "bw_second"}
 
 
 @pytest.mark.parametrize("name", ["bw-first", "bw-second"])
-def test_a_file_of_another_hash_is_not_installed(
+def test_a_package_with_a_wrong_hash_is_not_installed(
     name: str, checkout: Checkout, shelf: dict[str, str]
 ) -> None:
     done = set_up(checkout, {**shelf, name: "0" * 64})
@@ -311,11 +315,11 @@ def test_a_package_without_a_hash_is_not_installed(
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_of_torch_the_build_that_the_machine_offers_is_checked(
+def test_torch_is_checked_by_the_hash_of_the_build_for_this_machine(
     listed: bool, checkout: Checkout, shelf: dict[str, str], tmp_path: Path
 ) -> None:
-    a_package(tmp_path / "shelf", "torch", version="2.13.0")
-    for_cpus = a_package(tmp_path / "shelf", "torch", "bw-second", version="2.13.0+cpu")
+    write_package(tmp_path / "shelf", "torch", version="2.13.0")
+    for_cpus = write_package(tmp_path / "shelf", "torch", "bw-second", version="2.13.0+cpu")
     (checkout.folder / ".venv" / "torch.done").unlink()
     done = set_up(checkout, {**shelf, "torch": for_cpus if listed else "0" * 64}, "torch")
     assert (done.returncode == 0) == listed, done.stderr
@@ -323,7 +327,7 @@ def test_of_torch_the_build_that_the_machine_offers_is_checked(
     assert installed(checkout) == ({"torch", "bw_second"} if listed else set())
 
 
-def test_what_a_torch_index_names_is_the_only_thing_unchecked(checkout: Checkout) -> None:
+def test_only_torch_is_unchecked_if_torch_index_is_set(checkout: Checkout) -> None:
     (checkout.folder / ".venv" / "torch.done").unlink()
     done = checkout.make(".venv/torch.done", "TORCH_INDEX=file:///some where/$(else)")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Rows, differences and their print, by hand."""
+"""Rows and differences of policies, compared with values computed by hand, and their tables."""
 
 import io
 from typing import Any
@@ -40,7 +40,7 @@ def row(question_id: str, policy: str, em: float | None, **changes: Any) -> Pred
     return Prediction.model_validate(values | changes)
 
 
-def test_a_row_is_the_mean_of_its_questions() -> None:
+def test_a_row_has_the_means_over_its_questions() -> None:
     own = [
         row("a", "p", 1.0, f1=1.0, steps=1, searches=0, supporting_recall=None),
         row("b", "p", 0.0, f1=0.5, steps=5, searches=2, forced=True, supporting_recall=1.0),
@@ -72,11 +72,11 @@ def test_refusals_are_judged_on_unanswerable_questions() -> None:
     assert only.means["refusal_recall"] == pytest.approx(2 / 3)
 
 
-def test_a_table_tells_of_backtracks_and_refusals_only_where_there_are_any() -> None:
+def test_a_table_has_columns_for_refusals_and_backtracks_only_if_any_occur() -> None:
     own = [
         row("a", "p", 1.0, backtracks=3),
         row("b", "p", None, f1=None, refused=True, backtracks=0),
-        row("c", "p", 0.0),  # of an older version, which did not count them
+        row("c", "p", 0.0),  # from an older version, which did not count backtracks
     ]
     found = compare({"p": own, "q": [row("a", "q", 1.0, backtracks=0)]})
     assert [r.means["backtracks"] for r in found.rows if r.stratum == "all"] == [1.5, 0.0]
@@ -103,7 +103,7 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_means_are_over_the_rows_that_have_a_value_and_say_how_many() -> None:
+def test_means_skip_rows_without_a_value_and_show_the_count() -> None:
     cited: dict[str, Any] = {"relevance_full": False, "all_correct": False, "turn_tokens": 100}
     own = [
         row("a", "p", 1.0, relevance=1.0, **{**cited, "all_correct": True, "relevance_full": True}),
@@ -127,12 +127,12 @@ def test_means_are_over_the_rows_that_have_a_value_and_say_how_many() -> None:
     assert whole.broken == {"list": 0.5}
     text = render_markdown(found)
     assert "| 75.0 (2) | 50.0 (2) |" in text.replace("\n", " ")
-    assert "| 50.0 (2) | 4 | 1 |" in text, "the judge, over all four"
+    assert "| 50.0 (2) | 4 | 1 |" in text, "the judge score is over all four rows"
     assert "| p | list | 50.0 |" in text
     assert "served" not in text and "copied" not in text
 
 
-def test_tables_fit_a_terminal_and_cut_no_number() -> None:
+def test_tables_fit_a_terminal_without_cutting_numbers() -> None:
     changes: dict[str, Any] = {"relevance": 0.5, "relevance_full": True, "all_correct": True}
     changes |= {"retrievals": 3, "corrections": 1, "evaluated": 0.5, "copied": 0.2, "forged": 2}
     changes |= {"turn_tokens": 12345, "judge": 1.0, "refused": True, "backtracks": 1}
@@ -154,10 +154,10 @@ def test_differences_are_paired_by_question() -> None:
     found = compare({"base": base, "dpo": dpo}, resamples=200)
     em = next(d for d in found.differences if d.metric == "em")
     assert (em.policy, em.baseline, em.interval.n) == ("dpo", "base", 2)
-    assert em.interval.mean == 0.5  # unpaired it would be 0
+    assert em.interval.mean == 0.5  # unpaired, it would be 0
 
 
-def test_a_failed_question_is_wrong_not_absent() -> None:
+def test_a_failed_question_counts_as_wrong() -> None:
     base = [row("a", "base", 1.0), row("b", "base", 0.0, type="single")]
     lost = FailedPrediction("b", "atlas", "single", 0, 0.0, 0.0, 0.0)
     refusable = FailedPrediction("c", "atlas", None, 0, None, None, None)
@@ -167,7 +167,7 @@ def test_a_failed_question_is_wrong_not_absent() -> None:
     assert (whole.n, whole.failed, whole.answerable, whole.means["em"]) == (3, 2, 2, 0.5)
     assert (whole.means["steps"], whole.means["refusal_recall"]) == (3.0, 0.0)
     assert (whole.means["f1"], whole.means["cover_em"]) == (0.5, 0.5)
-    assert whole.means["refusal_precision"] is None, "nothing was refused"
+    assert whole.means["refusal_precision"] is None, "no question was refused"
     assert (rows["own", "type single"].means["em"], rows["own", "type single"].means["steps"]) == (
         0.0,
         None,
@@ -177,7 +177,7 @@ def test_a_failed_question_is_wrong_not_absent() -> None:
     }
 
 
-def test_the_same_predictions_differ_by_nothing() -> None:
+def test_identical_predictions_have_a_difference_of_zero() -> None:
     own = [row(str(i), "p", float(i % 3 == 0)) for i in range(12)]
     found = compare({"a": own, "b": own}, resamples=100)
     assert {(d.policy, d.interval.low, d.interval.high) for d in found.differences} == {
@@ -185,7 +185,7 @@ def test_the_same_predictions_differ_by_nothing() -> None:
     }
 
 
-def test_every_policy_is_compared_with_every_one_before_it() -> None:
+def test_each_policy_is_compared_with_all_earlier_ones() -> None:
     own = [row(f"b{i}", "p", 1.0, type="bridge") for i in range(FEWEST)]
     own += [row(f"s{i}", "p", 0.0, type="single") for i in range(FEWEST)]
     own += [row(f"c{i}", "p", 0.0, type="comparison") for i in range(FEWEST - 1)]
@@ -202,7 +202,7 @@ def test_every_policy_is_compared_with_every_one_before_it() -> None:
     ]
 
 
-def test_strata_by_source_and_type() -> None:
+def test_strata_are_sources_types_and_hops() -> None:
     own = [
         row("a", "p", 1.0, type="bridge"),
         row("b", "p", 0.0, type="comparison"),
@@ -232,7 +232,7 @@ def test_strata_by_source_and_type() -> None:
     ]
 
 
-def test_what_can_be_guessed_stands_apart() -> None:
+def test_guessable_questions_are_a_stratum_of_their_own() -> None:
     own = [row(f"g{i}", "p", 1.0, guessable=True) for i in range(FEWEST)]
     own += [row(f"n{i}", "p", 0.0, guessable=False) for i in range(FEWEST - 1)]
     lost = FailedPrediction("n9", "atlas", "bridge", 0, 0.0, 0.0, 0.0, guessable=False)
@@ -249,7 +249,7 @@ def test_what_can_be_guessed_stands_apart() -> None:
     assert {r.stratum for r in compare({"p": own[:FEWEST]}).rows} == {"all"}
 
 
-def test_references_are_what_policies_are_held_against() -> None:
+def test_references_are_only_used_as_baselines() -> None:
     own = [row(f"b{i}", "p", 1.0, type="bridge") for i in range(FEWEST)]
     own += [row(f"s{i}", "p", 0.0, type="single") for i in range(FEWEST)]
     names = ("oracle", "warm", "dpo", "majority")
@@ -267,12 +267,12 @@ def test_references_are_what_policies_are_held_against() -> None:
     assert [r.policy for r in found.rows if r.stratum == "all"] == list(names)
 
 
-def test_nothing_to_compare_is_refused() -> None:
+def test_compare_rejects_an_empty_set_of_policies() -> None:
     with pytest.raises(ValueError, match="no policies"):
         compare({})
 
 
-def test_print() -> None:
+def test_tables_escape_the_names_of_policies() -> None:
     name = "evil[bold]|\x1b[31m"
     base = [row("a", "base", 0.0), row("b", "base", 1.0)]
     own = [row("a", name, 1.0), row("b", name, 1.0, forced=True)]
@@ -287,7 +287,7 @@ def test_print() -> None:
     assert "\x1b" not in text
 
 
-def test_where_everything_can_be_answered_refusals_have_no_precision() -> None:
+def test_refusal_precision_is_none_if_all_questions_are_answerable() -> None:
     (only,) = compare({"p": [row("a", "p", 0.0, refused=True), row("b", "p", 1.0)]}).rows
     assert (
         only.means["refused"],
@@ -296,7 +296,7 @@ def test_where_everything_can_be_answered_refusals_have_no_precision() -> None:
     ) == (0.5, None, None)
 
 
-def test_an_end_without_an_answer_is_no_refusal() -> None:
+def test_a_trajectory_without_an_answer_does_not_count_as_a_refusal() -> None:
     own = [
         row("a", "p", None, f1=None, prediction=None, format_ok=False),  # cut short, not refused
         row("b", "p", None, f1=None, prediction=None, refused=True),
@@ -307,9 +307,9 @@ def test_an_end_without_an_answer_is_no_refusal() -> None:
     assert only.means["refused"] == pytest.approx(2 / 3)
 
 
-def test_a_question_is_paired_with_itself_under_the_same_seed() -> None:
+def test_differences_are_paired_by_question_and_seed() -> None:
     base = [row("a", "base", 0.0, seed=0), row("a", "base", 1.0, seed=1)]
     own = [row("a", "own", 0.0, seed=1), row("a", "own", 1.0, seed=0)]
     found = compare({"base": base, "own": own}, resamples=2000)
     em = next(d for d in found.differences if d.metric == "em").interval
-    assert (em.low, em.high) == (-1.0, 1.0)  # one up, one down: a mispairing has -1 and 0
+    assert (em.low, em.high) == (-1.0, 1.0)  # one up, one down: a wrong pairing has -1 and 0

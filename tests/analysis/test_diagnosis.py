@@ -1,4 +1,4 @@
-"""Figures of pairs and trees, by hand."""
+"""Figures of pairs and trees, compared with values computed by hand."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def between(chosen: str, rejected: str, **changes: Any) -> Pair:
     return a_pair(chosen=(one,), rejected=(other,), **changes)
 
 
-def test_length_and_evidence_of_pairs() -> None:
+def test_pair_figures_by_hand() -> None:
     figures = pair_figures(
         [
             between("<query>a b c</query>", "<query>x</query>", rejected_outcomes=1, **QUERIES),
@@ -27,7 +27,7 @@ def test_length_and_evidence_of_pairs() -> None:
     )
     assert figures is not None
     assert (figures.pairs, figures.questions) == (4, 2)
-    assert figures.one_outcome == 0.5, "a final answer's label is exact"
+    assert figures.one_outcome == 0.5, "the label of a final answer is exact"
     assert figures.chosen_longer == pytest.approx(2 / 3)
     assert figures.length_difference == pytest.approx((4 + 4 + 0 - 5) / 4)
     assert figures.actions == {"query > query": 3, "query > answer": 1}
@@ -40,11 +40,11 @@ def test_length_and_evidence_of_pairs() -> None:
         ("<query>The capital of France</query>", "<query>France, capital of</query>", True),
         ("<query>capital of France</query>", "<query>capital of Japan</query>", False),
         ("<evidence>None</evidence>", "<evidence>none.</evidence>", True),
-        # A note tells of the search before.
+        # A note is about the previous search, not about this one.
         ("<note>It is in Peru</note><search>Peru</search>", "<search>Peru.</search>", True),
     ],
 )
-def test_near_duplicates_say_the_same_in_another_order(
+def test_similarity_ignores_word_order_case_and_notes(
     chosen: str, rejected: str, same: bool
 ) -> None:
     pair = between(chosen, rejected, rejected_action="query")
@@ -52,7 +52,7 @@ def test_near_duplicates_say_the_same_in_another_order(
     assert similarity(between(chosen, rejected, rejected_action="answer")) == 0
 
 
-def test_pairs_that_come_again_or_contradict_each_other() -> None:
+def test_repeated_and_contradicted_pairs_are_counted() -> None:
     one = between("<query>a</query>", "<query>b</query>")
     other_prompt = one.model_copy(update={"prompt": one.prompt[:1]})
     figures = pair_figures([one, one, between("<query>b</query>", "<query>a</query>")])
@@ -63,7 +63,7 @@ def test_pairs_that_come_again_or_contradict_each_other() -> None:
     assert (figures.repeated, figures.contradicted) == (0.0, 0.0)
 
 
-def test_imported_pairs_have_no_labels_to_judge() -> None:
+def test_imported_pairs_have_no_figures_of_labels() -> None:
     figures = pair_figures([a_pair(reward_gap=0.0, chosen_outcomes=0, rejected_outcomes=0)])
     assert figures is not None
     assert figures.one_outcome is None
@@ -71,7 +71,7 @@ def test_imported_pairs_have_no_labels_to_judge() -> None:
 
 
 def a_tree(question: str, *children: tuple[float | None, float | None]) -> list[TreeNode]:
-    """A root whose children have (reward, F1 of their only rollout)."""
+    """Returns a root and its children, each given as (reward, F1 of its only rollout)."""
     root = a_node(
         tree_id=question, question_id=question, node_id=0, parent_id=-1, depth=0, action=""
     )
@@ -99,7 +99,7 @@ def a_tree(question: str, *children: tuple[float | None, float | None]) -> list[
     return nodes
 
 
-def test_what_trees_can_teach() -> None:
+def test_tree_figures_by_hand() -> None:
     figures = tree_figures(
         [
             a_tree("mixed", (0.8, 1.0), (0.4, 0.5)),
@@ -110,7 +110,7 @@ def test_what_trees_can_teach() -> None:
     )
     assert figures is not None
     assert (figures.questions, figures.trees) == (4, 4)
-    assert (figures.states, figures.flat) == (2, 0.5), "a lone labelled child compares nothing"
+    assert (figures.states, figures.flat) == (2, 0.5), "one labelled child is not compared"
     assert figures.spread == pytest.approx(0.1)
     assert (figures.right, figures.wrong) == (0.25, 0.25)
     assert figures.silent == 0.5
@@ -118,7 +118,7 @@ def test_what_trees_can_teach() -> None:
     assert tree_figures([]) is None
 
 
-def test_a_question_is_silent_over_all_of_its_trees() -> None:
+def test_a_question_is_silent_only_if_all_of_its_trees_are() -> None:
     again = [node.model_copy(update={"tree_id": "other"}) for node in a_tree("q", (0.0, 0.0))]
     figures = tree_figures([a_tree("q", (0.9, 1.0)), again])
     assert figures is not None

@@ -1,4 +1,4 @@
-"""Labels by the first right rollout, and stages whose proportions are kept."""
+"""Difficulty labels by the first right rollout, and the proportions of curriculum stages."""
 
 import json
 from fractions import Fraction
@@ -16,12 +16,12 @@ CASES = json.loads((Path(__file__).parent / "cases" / "difficulty.json").read_te
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_worked_cases(case: dict[str, Any]) -> None:
+def test_labels_agree_with_the_worked_cases(case: dict[str, Any]) -> None:
     assert difficulty_of(case["input"]["first_right"]) == case["expected"]
 
 
 @pytest.mark.parametrize(("first", "label"), [(9, "easy"), (20, "medium"), (32, "difficult")])
-def test_a_label_s_last_rollout(first: int, label: str) -> None:
+def test_the_last_rollout_of_each_label(first: int, label: str) -> None:
     assert difficulty_of(first) == label
 
 
@@ -32,7 +32,7 @@ def test_a_question_that_is_right_once_in_ten_is_mostly_easy() -> None:
 
 
 def rated(numbers: dict[str, int]) -> list[Difficulty]:
-    """So many questions of each `<source>/<label>`."""
+    """Returns the given number of rated questions for each `<source>/<label>`."""
     return [
         Difficulty(
             question_id=f"{bucket}-{number}",
@@ -64,7 +64,7 @@ def stages(buckets: list[str]) -> st.SearchStrategy[dict[str, dict[str, int]]]:
 wanted_stages = stages(list(LABELS)) | stages([f"{s}/{label}" for s in SOURCES for label in LABELS])
 
 
-def there(numbers: dict[str, int], bucket: str) -> int:
+def available(numbers: dict[str, int], bucket: str) -> int:
     return sum(n for name, n in numbers.items() if bucket in (name, name.partition("/")[2]))
 
 
@@ -79,15 +79,15 @@ def test_stages_keep_their_proportions(
 ) -> None:
     rows = rated(numbers)
     drawn = draw_stages(rows, wanted, seed)
-    assert draw_stages(rows[::-1], wanted, seed) == drawn, "the order of the rows means nothing"
+    assert draw_stages(rows[::-1], wanted, seed) == drawn, "the order of the rows does not matter"
     chosen = [row for buckets in drawn.values() for bucket in buckets.values() for row in bucket]
-    assert len({row.question_id for row in chosen}) == len(chosen), "no question twice"
+    assert len({row.question_id for row in chosen}) == len(chosen), "a question was drawn twice"
     for stage, buckets in drawn.items():
         assert buckets.keys() == wanted[stage].keys()
         for name, bucket in buckets.items():
             assert len(bucket) <= wanted[stage][name]
             assert all(name in (row.label, f"{row.source}/{row.label}") for row in bucket)
-        # One share fits all buckets of a stage, to within a question each.
+        # All buckets of a stage have the same share of their wanted size, to within one question.
         least = max(Fraction(len(bucket) - 1, wanted[stage][n]) for n, bucket in buckets.items())
         most = min(Fraction(len(bucket) + 1, wanted[stage][n]) for n, bucket in buckets.items())
         assert least <= most
@@ -97,12 +97,12 @@ def test_stages_keep_their_proportions(
         for name in buckets
     }
     for stage, asked in wanted.items():
-        used_up = any(taken[name] == there(numbers, name) for name in asked)
+        used_up = any(taken[name] == available(numbers, name) for name in asked)
         complete = all(len(drawn[stage][name]) == number for name, number in asked.items())
-        assert complete or used_up, "a stage is small only because a bucket of it is empty"
+        assert complete or used_up, "a stage is incomplete only if one of its buckets is used up"
 
 
-def test_stages_share_what_is_scarce_and_leave_each_other_the_rest() -> None:
+def test_stages_share_a_scarce_label_in_proportion_to_their_sizes() -> None:
     wanted = {"1": {"medium": 350}, "2": {"medium": 3648, "difficult": 4500}}
     sizes = [
         {
@@ -124,7 +124,7 @@ def test_stages_share_what_is_scarce_and_leave_each_other_the_rest() -> None:
     ]
 
 
-def test_another_seed_draws_others() -> None:
+def test_another_seed_draws_other_questions() -> None:
     rows, wanted = rated({"h/medium": 100}), {"1": {"medium": 20}}
     first, second = (
         {row.question_id for row in draw_stages(rows, wanted, seed)["1"]["medium"]}

@@ -1,4 +1,4 @@
-"""Intervals and tests against cases with known answers."""
+"""Confidence intervals and significance tests, compared with known results."""
 
 from itertools import product
 
@@ -18,13 +18,13 @@ from analysis.significance import (
 )
 
 
-def test_identical_policies_differ_by_nothing() -> None:
+def test_identical_policies_have_a_difference_of_zero() -> None:
     found = paired_bootstrap([1, 0, 1, 0.5], [1, 0, 1, 0.5], resamples=500)
     assert (found.mean, found.low, found.high, found.n) == (0.0, 0.0, 0.0, 4)
     assert not found.excludes_zero
 
 
-def test_a_constant_shift_has_no_spread() -> None:
+def test_a_constant_shift_has_an_interval_of_width_zero() -> None:
     base = [0.1, 0.9, 0.4, 0.2, 0.3, 0.7]
     found = paired_bootstrap(base, [x + 0.05 for x in base], resamples=500)
     assert (found.mean, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05))
@@ -32,7 +32,7 @@ def test_a_constant_shift_has_no_spread() -> None:
 
 
 @pytest.mark.parametrize("shape", [(200,), (200, 2)])
-def test_five_questions_that_differ_show_nothing(shape: tuple[int, ...]) -> None:
+def test_five_differing_questions_are_not_significant(shape: tuple[int, ...]) -> None:
     base, own = np.zeros(shape), np.zeros(shape)
     own[:5] = 1
     found = (
@@ -47,7 +47,7 @@ def test_five_questions_that_differ_show_nothing(shape: tuple[int, ...]) -> None
     assert permutation_p(base, own) < 0.05
 
 
-def test_width_is_that_of_the_normal_approximation() -> None:
+def test_interval_width_agrees_with_the_normal_approximation() -> None:
     # 40 wins, 20 losses, 340 ties: mean 0.05, SD² = 60/400 − 0.05², standard error 0.01920.
     other = [1.0] * 40 + [0.0] * 20 + [0.0] * 340
     base = [0.0] * 40 + [1.0] * 20 + [0.0] * 340
@@ -57,14 +57,14 @@ def test_width_is_that_of_the_normal_approximation() -> None:
     assert found.high == pytest.approx(0.05 + 1.96 * 0.0192, abs=0.003)
 
 
-def test_pairing_matters() -> None:
-    # The same scores in another order: unpaired they agree, paired they differ in every item.
+def test_paired_bootstrap_pairs_scores_by_position() -> None:
+    # The same scores in another order: equal as sets, but different in every pair.
     found = paired_bootstrap([0, 1] * 50, [1, 0] * 50, resamples=2_000)
     assert found.mean == 0.0
     assert found.high > 0.1
 
 
-def test_reproducible_by_seed_and_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_depend_on_the_seed_and_not_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     base, other = [0, 1, 1, 0, 0, 1, 0], [1, 1, 0, 1, 0, 1, 1]
     first = paired_bootstrap(base, other, resamples=1_000, seed=5)
     assert first == paired_bootstrap(base, other, resamples=1_000, seed=5)
@@ -73,7 +73,7 @@ def test_reproducible_by_seed_and_across_chunks(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("base", "other"), [([], []), ([1.0], [1.0, 0.0])])
-def test_what_cannot_be_paired_is_refused(base: list[float], other: list[float]) -> None:
+def test_lists_that_cannot_be_paired_raise_an_error(base: list[float], other: list[float]) -> None:
     with pytest.raises(ValueError, match="pair"):
         paired_bootstrap(base, other)
 
@@ -89,13 +89,13 @@ def test_swapping_the_policies_mirrors_the_mean(pairs: list[tuple[float, float]]
     assert -1 - 1e-9 <= there.low <= there.high <= 1 + 1e-9
 
 
-def test_one_seed_crossed_is_the_paired_bootstrap() -> None:
+def test_crossed_bootstrap_of_one_seed_is_the_paired_bootstrap() -> None:
     base, other = [0.0, 1, 1, 0, 0, 1, 0], [1.0, 1, 0, 1, 0, 1, 1]
     crossed = crossed_bootstrap(_column(base), _column(other), resamples=2_000, seed=3)
     assert crossed == paired_bootstrap(base, other, resamples=2_000, seed=3)
 
 
-def test_seeds_that_agree_add_nothing() -> None:
+def test_seeds_that_agree_do_not_widen_the_interval() -> None:
     base, other = np.zeros((40, 3)), np.repeat(_column([0.0, 1.0] * 20), 3, axis=1)
     crossed = crossed_bootstrap(base, other, resamples=2_000)
     alone = paired_bootstrap([0.0] * 40, [0.0, 1.0] * 20, resamples=2_000)
@@ -103,8 +103,8 @@ def test_seeds_that_agree_add_nothing() -> None:
     assert (crossed.low, crossed.high) == pytest.approx((alone.low, alone.high), abs=0.03)
 
 
-def test_a_seed_s_luck_is_not_washed_out_by_its_questions() -> None:
-    """Simulated: no true difference, trainings that differ by an SD of 4 points."""
+def test_crossed_bootstrap_covers_the_variance_between_seeds() -> None:
+    """Simulates policies without a true difference whose trainings have an SD of 4 points."""
     rng = np.random.default_rng(0)
     covered = {"crossed": 0, "questions": 0}
     for number in range(150):
@@ -119,8 +119,8 @@ def test_a_seed_s_luck_is_not_washed_out_by_its_questions() -> None:
     assert covered["questions"] < 0.85 * 150
 
 
-def test_two_seeds_vary_as_much_as_the_trainings_that_they_are_drawn_from() -> None:
-    """Both drawn seeds are one of the two, in half of the samples: its deviation, times √2."""
+def test_interval_over_two_seeds_has_the_variance_of_the_trainings() -> None:
+    """Half of the samples draw one seed twice, so the half-width is its deviation times √2."""
     found = crossed_bootstrap(np.zeros((30, 1)), np.tile([0.0, 0.2], (30, 1)), resamples=2_000)
     half = 0.1 * 2**0.5
     assert (found.low, found.high) == (pytest.approx(0.1 - half), pytest.approx(0.1 + half))
@@ -132,7 +132,7 @@ def test_scores_are_resampled_in_pairs() -> None:
     assert (found.low, found.high) == pytest.approx((0.05, 0.05))
 
 
-def test_a_single_column_stands_against_every_seed() -> None:
+def test_a_single_column_is_compared_with_every_seed() -> None:
     rng = np.random.default_rng(1)
     once, often = rng.random((30, 1)), rng.random((30, 4))
     whole = np.repeat(once, 4, axis=1)
@@ -143,8 +143,8 @@ def test_a_single_column_stands_against_every_seed() -> None:
     assert there.mean == pytest.approx(-back.mean)
 
 
-def test_permutation_by_hand() -> None:
-    # Differences 1, 1, 1: of 8 sign flips +3 and −3 are as extreme. Ties add flips of nothing.
+def test_permutation_p_by_hand() -> None:
+    # Differences 1, 1, 1: of 8 sign flips, +3 and −3 are as extreme. Ties do not change p.
     assert permutation_p([0, 0, 0, 1, 0], [1, 1, 1, 1, 0]) == 2 / 8
     assert permutation_p([1, 1, 1, 1, 0], [0, 0, 0, 1, 0]) == 2 / 8, "two-sided"
     # 1, 1, −1: sums 3, 1, 1, 1 and their mirrors, observed 1.
@@ -154,7 +154,7 @@ def test_permutation_by_hand() -> None:
     assert permutation_p([1.0, 0.0], [1.0, 0.0]) == 1.0
 
 
-def test_drawn_flips_agree_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_sign_flips_agree_with_full_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
     differences = [0.9, 0.5, -0.2, 0.7, 0.1, 0.3, -0.4, 0.8, 0.6, 0.2, -0.1, 0.4]
     sums = [sum(s * d for s, d in zip(signs, differences, strict=True))
             for signs in product((1, -1), repeat=12)]  # fmt: skip
@@ -165,13 +165,13 @@ def test_drawn_flips_agree_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(significance, "_CHUNK_DRAWS", 12 * 999)
     drawn = permutation_p([0.0] * 12, differences, resamples=40_000, seed=1)
     assert drawn == pytest.approx(by_hand, abs=0.004)
-    assert permutation_p([0.0] * 12, [1.0] * 12, resamples=99) >= 1 / 100, "never 0"
+    assert permutation_p([0.0] * 12, [1.0] * 12, resamples=99) >= 1 / 100, "p is never 0"
 
 
 def test_holm_by_hand() -> None:
     # Sorted 0.01 × 4, 0.02 × 3, 0.03 × 2 = 0.06, then 0.5 × 1.
     assert holm([0.03, 0.5, 0.01, 0.02]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
-    # 0.04 × 2 = 0.08, and 0.05 may not fall below it.
+    # 0.04 × 2 = 0.08, and the adjusted value of 0.05 must not be smaller.
     assert holm([0.05, 0.04]) == pytest.approx([0.08, 0.08])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
@@ -189,7 +189,7 @@ def test_holm_by_hand() -> None:
         (np.zeros((3, 1, 1)), np.zeros((3, 1, 1))),
     ],
 )
-def test_arms_that_cannot_be_paired_are_refused(base: np.ndarray, other: np.ndarray) -> None:
+def test_arrays_that_cannot_be_paired_raise_an_error(base: np.ndarray, other: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"pair|not a number"):
         crossed_bootstrap(base, other)
     with pytest.raises(ValueError, match=r"pair|not a number"):
@@ -200,7 +200,7 @@ def test_arms_that_cannot_be_paired_are_refused(base: np.ndarray, other: np.ndar
     ("share", "n", "low", "high"),
     [(0.5, 10, 0.2366, 0.7634), (0.0, 10, 0.0, 0.2775), (0.9, 200, 0.8506, 0.9343)],
 )
-def test_wilson_s_interval_is_the_one_in_tables(
+def test_wilson_interval_agrees_with_published_tables(
     share: float, n: int, low: float, high: float
 ) -> None:
     assert wilson(share, n) == pytest.approx((low, high), abs=1e-4)
@@ -210,31 +210,31 @@ def _column(scores: list[float]) -> np.ndarray:
     return np.array(scores)[:, None]
 
 
-def test_a_saving_is_a_share_of_the_baseline_s_mean() -> None:
+def test_relative_saving_is_a_share_of_the_baseline_mean() -> None:
     found = relative_saving([4.0, 4.0, 8.0], [3.0, 3.0, 6.0], resamples=500)
     assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
     assert (found.n, found.seeds) == (3, 1)
-    # Of means: 1 − 7 / 10; the mean of the questions' own savings would be (0.5 + 0.25) / 2.
+    # Ratio of means: 1 − 7 / 10. The mean over questions would be (0.5 + 0.25) / 2.
     assert relative_saving([2.0, 8.0], [1.0, 6.0], resamples=500).mean == pytest.approx(0.3)
     more = relative_saving([2.0, 2.0], [3.0, 3.0], resamples=500)
     assert (more.mean, more.high) == pytest.approx((-0.5, -0.5)), (
-        "who counts more saves less than 0"
+        "a larger count is a negative saving"
     )
 
 
-def test_a_saving_is_resampled_over_questions_and_seeds() -> None:
+def test_relative_saving_is_resampled_over_questions_and_seeds() -> None:
     rng = np.random.default_rng(1)
     base = rng.integers(1, 9, size=(50, 3)).astype(float)
     found = relative_saving(base, 0.8 * base, resamples=500)
-    assert (found.low, found.high) == pytest.approx((0.2, 0.2)), "both means from one draw"
+    assert (found.low, found.high) == pytest.approx((0.2, 0.2)), "both means are of the same sample"
     one_start = relative_saving(_column([4.0] * 40), np.tile([2.0, 3.0, 4.0], (40, 1)))
     assert (one_start.mean, one_start.seeds) == (pytest.approx(0.25), 3)
-    assert one_start.high - one_start.low > 0.3, "the seeds alone differ, and differ much"
+    assert one_start.high - one_start.low > 0.3, "only the seeds differ, by a large amount"
 
 
-def test_nothing_is_saved_of_nothing() -> None:
+def test_relative_saving_raises_if_the_baseline_mean_is_zero() -> None:
     with pytest.raises(ValueError, match="mean count is 0"):
         relative_saving([0.0, 0.0], [1.0, 0.0])
-    # A sample may happen to hold none of what the baseline counts.
+    # A bootstrap sample may have a baseline mean of 0.
     found = relative_saving([0.0] * 3 + [1.0], [0.0] * 4, resamples=200)
     assert (found.mean, found.low) == (1.0, 0.0)

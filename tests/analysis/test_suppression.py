@@ -1,4 +1,4 @@
-"""What a schedule prefers: the sanity test of any recipe, and what its threshold silences."""
+"""Preferences of reward schedules, and the comparisons that `min_gap` silences."""
 
 from collections import Counter
 from typing import Any
@@ -19,7 +19,7 @@ LITERAL: dict[str, Any] = {
     "overlap_threshold": 0.0,
     "horizon": 20,
 }
-"""The paper's side of every setting."""
+"""Values of the paper for all settings that we changed."""
 
 SANE = (
     "a right answer, a wrong one",
@@ -41,11 +41,11 @@ def compared(
 
 
 def gaps(name: str, **settings: Any) -> list[float]:
-    """By t, from the first call at which both ways are open."""
+    """Returns a comparison's gaps by t, from the first call at which both sides are possible."""
     return [row.gap for (comparison, _), row in compared(**settings).items() if comparison == name]
 
 
-def test_every_gap_by_hand_at_one_call() -> None:
+def test_all_gaps_at_one_policy_call_by_hand() -> None:
     # Refinement, T = 10, t = 2: β 0.9, γ 0.64, δ 0.6, ρ 0.5, η 0.06, κ 0.28;
     # t = 3: κ 0.37, η 0.065, ρ 0.5.
     by_hand = {
@@ -63,11 +63,11 @@ def test_every_gap_by_hand_at_one_call() -> None:
     assert {name: found[name, 2].gap for name in by_hand} == pytest.approx(by_hand)
 
 
-def test_ways_are_compared_where_both_end_in_time() -> None:
+def test_continuations_are_compared_at_calls_from_which_both_can_finish() -> None:
     last = {name: max(t for n, t in compared(5) if n == name) for name, _ in compared(5)}
     first = {name: min(t for n, t in compared(5) if n == name) for name, _ in compared(5)}
-    assert last["a right answer, a wrong one"] == 4, "the last call can answer"
-    assert last["a right answer, refusing wrongly"] == 3, "but do nothing else"
+    assert last["a right answer, a wrong one"] == 4, "the last call can only answer"
+    assert last["a right answer, refusing wrongly"] == 3, "but it cannot refuse"
     assert last["answering, searching again first"] == 3
     assert last["answering, taking back and refusing"] == 2
     assert first["a search that finds, one that misses"] == 0
@@ -75,28 +75,26 @@ def test_ways_are_compared_where_both_end_in_time() -> None:
     assert simulate_suppression(EvoRagSettings(), 1) == []
 
 
-# The sanity test of any recipe.
+# Preferences that any recipe should have.
 
 
-def test_the_paper_s_overlap_threshold_penalises_the_late_search_that_finds() -> None:
+def test_papers_overlap_threshold_penalises_late_successful_searches() -> None:
     name = "finding and answering, refusing"
     assert min(gaps(name, max_steps=20, horizon=20)) > 0.2
     literal = compared(20, overlap_threshold=0.0)
     turned = [t for (n, t), row in literal.items() if n == name and row.outcome == "turned"]
-    assert min(turned) == 6, "p = 0.3: giving up is better than finding"
+    assert min(turned) == 6, "p = 0.3: refusing is preferred to a search that finds"
 
 
 @pytest.mark.parametrize(("value", "sane"), [(-2.0, True), (-1.0, True), (-0.5, False)])
-def test_the_step_value_decides_over_searches_that_overlap_a_little(
-    value: float, sane: bool
-) -> None:
+def test_step_value_decides_for_searches_with_little_overlap(value: float, sane: bool) -> None:
     # T = 10, t = 1, cosine 0.1: 0.19 − (0.28 − 0.057 − |value| · 0.06).
     found = gaps("answering, searching again first", step_value=value, overlap=0.1)[0]
     assert found == pytest.approx(-0.09 + 0.057 - value * 0.06)
     assert (found > 0) == sane
 
 
-# What the threshold silences.
+# Comparisons that the threshold silences.
 
 
 def outcomes(name: str, **settings: Any) -> Counter[Any]:
@@ -119,12 +117,12 @@ def outcomes(name: str, **settings: Any) -> Counter[Any]:
         ("none", "refinement", {"silenced": 9}),
     ],
 )
-def test_how_often_right_is_told_from_wrong(
+def test_threshold_silences_right_against_wrong_answers_by_schedule(
     schedule: str, stage: str, expected: dict[str, int]
 ) -> None:
     assert outcomes("a right answer, a wrong one", schedule=schedule, stage=stage) == expected
 
 
-def test_the_reward_model_s_wider_threshold_silences_more() -> None:
+def test_a_larger_min_gap_silences_more_comparisons() -> None:
     name = "a right answer, a wrong one"
     assert outcomes(name, min_gap=0.3) == {"silenced": 2, "kept": 7}

@@ -1,4 +1,4 @@
-"""Label survival is arithmetic on fresh rollouts."""
+"""Label survival: shares of pairs whose order fresh rollouts confirm or reverse."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from storage.records import FreshRollouts, Pair, Rollout
 
 
 def worth(**settings: Any) -> Worth:
-    """The value of a rollout by SPRE."""
+    """Returns the function that gives the value of a rollout under SPRE."""
     return Recipe.model_validate({"name": "x", "rewards": settings}).scheme.rollout_value
 
 
@@ -52,14 +52,14 @@ RIGHT, WRONG = a_rollout("Paris"), a_rollout("Rome")
         ((a_rollout(None), RIGHT), (RIGHT, RIGHT, RIGHT, WRONG), "kept"),
     ],
 )
-def test_the_mean_of_fresh_rollouts_decides(
+def test_verdict_depends_on_the_mean_of_fresh_rollouts(
     chosen: tuple[Rollout, ...], rejected: tuple[Rollout, ...], verdict: str
 ) -> None:
     fresh = by_node(rolled(1, *chosen), rolled(2, *rejected))
     assert order_verdict(a_pair(), fresh, NO_COST) == verdict
 
 
-def test_alpha_decides_between_a_long_way_and_a_short_one() -> None:
+def test_alpha_decides_between_long_and_short_trajectories() -> None:
     long, short = a_rollout("Paris", steps=6), a_rollout("Paris", steps=2)
     fresh = by_node(rolled(1, short), rolled(2, long))
     assert order_verdict(a_pair(), fresh, worth(alpha=0.9)) == "kept"
@@ -69,7 +69,7 @@ def test_alpha_decides_between_a_long_way_and_a_short_one() -> None:
     assert order_verdict(a_pair(), late, NO_COST) == "reversed"
 
 
-def test_forced_answers_count_where_labels_count_them() -> None:
+def test_forced_answers_count_only_if_label_forced_is_set() -> None:
     forced = a_rollout("Paris", forced=True)
     fresh = by_node(rolled(1, WRONG), rolled(2, forced, WRONG))
     assert order_verdict(a_pair(), fresh, NO_COST) == "reversed"
@@ -88,7 +88,7 @@ def pairs_of(tree: str, question: str, n: int, **changes: Any) -> list[Pair]:
 
 
 def outcome(pair: Pair, *, kept: bool | None) -> list[FreshRollouts]:
-    """Rollouts that keep a pair, reverse it, or (null) tie it."""
+    """Returns rollouts that confirm a pair (True), reverse it (False), or tie (None)."""
     first, second = {True: (RIGHT, WRONG), False: (WRONG, RIGHT), None: (RIGHT, RIGHT)}[kept]
     return [
         rolled(pair.chosen_node, first, tree=pair.tree_id),
@@ -96,8 +96,8 @@ def outcome(pair: Pair, *, kept: bool | None) -> list[FreshRollouts]:
     ]
 
 
-def test_a_table_has_shares_with_intervals_over_questions() -> None:
-    # Two questions of four pairs: one keeps all of its orders, one none; two pairs more tie.
+def test_survival_table_has_shares_with_intervals_over_questions() -> None:
+    # All four orders of the first question are kept, none of the second; two more pairs tie.
     pairs = [*pairs_of("a", "q1", 4), *pairs_of("b", "q2", 4), *pairs_of("c", "q3", 2)]
     truth = [True] * 4 + [False] * 4 + [None] * 2
     rows = [row for p, kept in zip(pairs, truth, strict=True) for row in outcome(p, kept=kept)]
@@ -107,11 +107,13 @@ def test_a_table_has_shares_with_intervals_over_questions() -> None:
     assert (row.decided, row.luck) == (0.5, 0.4)
     assert row.decided_interval == (0.0, 1.0), "eight pairs, but only two questions"
     assert (row.label_gap, row.fresh_gap) == (pytest.approx(0.5), pytest.approx(0.0))
-    assert row.fresh_gap_interval == (-1.0, 1.0), "one question alone, or the other"
-    assert survival_table(pairs, by_node(*rows[:2]), NO_COST)[0].pairs == 1, "the rest unjudged"
+    assert row.fresh_gap_interval == (-1.0, 1.0), "a sample may hold only one of the two questions"
+    assert survival_table(pairs, by_node(*rows[:2]), NO_COST)[0].pairs == 1, (
+        "the others lack rollouts"
+    )
 
 
-def test_one_question_is_no_certainty() -> None:
+def test_the_interval_of_a_single_question_stays_wide() -> None:
     pairs = pairs_of("a", "q1", 20)
     rows = [row for pair in pairs for row in outcome(pair, kept=True)]
     (row,) = survival_table(pairs, by_node(*rows), NO_COST)
@@ -119,7 +121,7 @@ def test_one_question_is_no_certainty() -> None:
     assert row.kept_interval[0] < 0.5
 
 
-def test_groups_come_in_the_order_of_their_size() -> None:
+def test_groups_are_in_ascending_order() -> None:
     pairs = [
         pair
         for n, outcomes in enumerate((12, 1, 3, 5))
@@ -136,11 +138,11 @@ def test_groups_come_in_the_order_of_their_size() -> None:
     assert [(row.group, row.pairs) for row in own] == [("atlas", 4)]
 
 
-def test_no_question_dominates_a_sample() -> None:
+def test_a_sample_takes_pairs_evenly_from_questions() -> None:
     pairs = [*pairs_of("a", "q1", 50), *pairs_of("b", "q2", 2), *pairs_of("c", "q3", 1)]
     sample = sample_pairs(pairs, 5)
     counts = [sum(p.question_id == q for p in sample) for q in ("q1", "q2", "q3")]
     assert counts == [2, 2, 1]
-    assert sample_pairs(list(reversed(pairs)), 9)[:5] == sample, "a larger one contains it"
+    assert sample_pairs(list(reversed(pairs)), 9)[:5] == sample, "a larger sample contains it"
     assert sample_pairs(pairs, 5, seed=1) != sample
     assert len(sample_pairs(pairs, 99)) == 53

@@ -1,4 +1,4 @@
-"""Baselines: what each reader is shown, how its rows count, and the most frequent answer."""
+"""Baselines: the input of each reader, the figures of its rows, and the majority answer."""
 
 import json
 import sys
@@ -26,8 +26,8 @@ CORPUS = {
 }
 
 
-def reading() -> ScriptedEngine:
-    """Answers with the last passage that it is shown."""
+def last_passage_reader() -> ScriptedEngine:
+    """Engine that answers with the name of the last passage in its prompt."""
 
     def reply(request: SampleRequest) -> str:
         shown = [line for line in request.messages[-1].content.splitlines() if "text of" in line]
@@ -37,7 +37,7 @@ def reading() -> ScriptedEngine:
 
 
 def a_and_b(query: str) -> list[RetrievedPassage]:
-    """For everything, whatever is needed."""
+    """Returns passages a and b for every query; raises if the query contains `broken`."""
     if "broken" in query:
         raise RetrievalError("the search server is gone")
     return [RetrievedPassage(**CORPUS[name].model_dump(), score=1.0) for name in ("a", "b")]
@@ -56,7 +56,7 @@ async def asked(
     others: tuple[Question, ...] = (),
     draw: int = 0,
 ) -> list[Prediction]:
-    """Returns a baseline's answers to the questions that it can be asked."""
+    """Returns a baseline's answers to the questions that it supports."""
     retriever = shelf or ScriptedRetriever(a_and_b)
     baseline = load_baseline(name, Material(CORPUS, retriever, 2, lambda: others))
     protocol = protocol_of(AgentSettings(protocol=baseline.protocol, max_steps=1))
@@ -77,19 +77,19 @@ async def only_row(name: str, reader: ScriptedEngine, **more: Any) -> Prediction
     return row
 
 
-async def test_closed_book_sees_the_question_alone() -> None:
-    reader = reading()
+async def test_closed_book_gets_only_the_question() -> None:
+    reader = last_passage_reader()
     row = await only_row("closed-book", reader, draw=2)
     assert (row.prediction, row.em) == ("nothing", 0.0)
     assert (row.steps, row.searches, row.supporting_recall) == (1, 0, 0.0)
-    assert not row.forced, "one step is all that it ever has"
+    assert not row.forced, "its budget is always one step"
     (request,) = reader.asked
     assert (request.identity.path, request.identity.draw) == ("eval/closed-book+0", 2)
     assert request.structure is not None
 
 
 async def test_one_shot_searches_once_with_the_question() -> None:
-    reader, shelf = reading(), ScriptedRetriever(a_and_b)
+    reader, shelf = last_passage_reader(), ScriptedRetriever(a_and_b)
     row = await only_row("one-shot", reader, shelf=shelf)
     assert shelf.queries == [("q?", 2)]
     assert (row.prediction, row.em) == ("b", 0.0)
@@ -101,20 +101,20 @@ async def test_one_shot_searches_once_with_the_question() -> None:
     assert (answer["action"], answer["content"]) == ("answer", "b")
 
 
-async def test_a_search_that_fails_fails_the_question() -> None:
+async def test_a_failed_search_fails_the_question() -> None:
     with pytest.raises(RetrievalError, match="the search server is gone"):
-        await asked("one-shot", reading(), question("broken"))
+        await asked("one-shot", last_passage_reader(), question("broken"))
 
 
-async def test_the_oracle_is_shown_the_gold_passages() -> None:
-    reader = reading()
+async def test_oracle_gets_the_gold_passages() -> None:
+    reader = last_passage_reader()
     row = await only_row("oracle", reader)
     assert (row.prediction, row.em, row.supporting_recall, row.steps) == ("c", 1.0, 1.0, 1)
     shown = reader.asked[0].messages[-1].content
     assert [name for name in CORPUS if f"text of {name}" in shown] == ["b", "c"]
 
 
-def test_supporting_passages() -> None:
+def test_supporting_passages_come_from_the_corpus_or_the_paragraphs() -> None:
     paragraphs = (
         Paragraph(title="D", text="distractor", id="d"),
         Paragraph(title="S", text="says so", is_supporting=True, id="s"),
@@ -128,7 +128,7 @@ def test_supporting_passages() -> None:
     assert supporting(question(supporting_ids=(), paragraphs=paragraphs[:1]), CORPUS) == ()
 
 
-def test_the_most_frequent_answer_of_each_source() -> None:
+def test_majority_is_the_most_frequent_answer_of_each_source() -> None:
     others = [
         question("1", "The Rhine!"),
         question("2", "rhine", "Rhine", "Rhein"),
@@ -141,21 +141,21 @@ def test_the_most_frequent_answer_of_each_source() -> None:
     assert majority_answers([*others, question("7", "RHINE")])["nq"] == "rhine"
 
 
-async def test_everybody_is_told_the_same() -> None:
+async def test_majority_answers_are_scored_without_an_engine_call() -> None:
     exam = [
         question("1", "Rhine"),
         question("2", "the River Rhine", source="2wiki"),
         question("3", "Rhine", source="popqa"),
     ]
     others = (question("5", "Rhine"), question("6", "Rhine", source="2wiki"))
-    reader = reading()
+    reader = last_passage_reader()
     told = await asked("majority", reader, *exam, others=others)
     assert [(p.question_id, p.em, p.f1) for p in told] == [
         ("1", 1.0, 1.0),
         ("2", 0.0, pytest.approx(2 / 3)),
     ]
     row = told[0]
-    assert json.loads(row.trajectory)[-1]["text"] == "rhine", "a judge reads it"
+    assert json.loads(row.trajectory)[-1]["text"] == "rhine", "a judge reads the last step"
     assert (row.policy, row.seed, row.steps, row.searches, row.output_tokens) == (
         ("majority", 7, 0, 0, 0)
     )

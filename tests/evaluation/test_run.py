@@ -1,4 +1,4 @@
-"""From questions to predictions, over the real environment and protocol."""
+"""Evaluation of questions with the real environment and protocol."""
 
 import json
 
@@ -19,7 +19,7 @@ from storage.records import Prediction, Question, RetrievedPassage
 
 
 def script(replies: dict[str, list[str | Exception]]) -> ScriptedEngine:
-    """Replies by the question's id and the number of its call."""
+    """Engine that returns each question's replies in order, and raises those that are errors."""
     left = {key: iter(texts) for key, texts in replies.items()}
 
     def reply(request: SampleRequest) -> str:
@@ -58,7 +58,7 @@ def environment(
 SAMPLING = Sampling(temperature=0.0)
 
 
-async def test_a_trajectory_becomes_a_row() -> None:
+async def test_a_row_has_the_figures_of_its_trajectory() -> None:
     replies: list[str | Exception] = [
         "<query>A city</query>",
         "<evidence>none</evidence>",
@@ -68,7 +68,7 @@ async def test_a_trajectory_becomes_a_row() -> None:
     ]
     row = await Answering(environment({"q": replies}), "dpo", SAMPLING).answer(question("q"))
     assert (row.policy, row.policy_digest, row.seed) == ("dpo", "digest", 7)
-    assert row.latency_s == 5 * 0.25, "of the calls, so that a replay gives the same row"
+    assert row.latency_s == 5 * 0.25, "the sum over calls, so that a replay gives the same row"
     assert (row.prediction, row.em, row.cover_em) == ("Paris, France", 0.0, 1.0)
     assert row.guessable is False
     assert row.f1 == pytest.approx(2 / 3)
@@ -87,7 +87,7 @@ async def test_a_trajectory_becomes_a_row() -> None:
     assert steps[0]["passages"] == [{"id": "p-A", "title": "T", "score": 1.0}]
 
 
-async def test_bad_ends_score_zero_and_failed_questions_are_rows() -> None:
+async def test_failed_and_invalid_questions_score_zero_and_are_counted() -> None:
     replies: dict[str, list[str | Exception]] = {
         "forced": ["<query>A</query>", "<answer>Paris</answer>"],
         "invalid": ["no tag at all"],
@@ -111,7 +111,7 @@ async def test_bad_ends_score_zero_and_failed_questions_are_rows() -> None:
     assert (found.skipped, found.pending) == ({"unanswerable": 1}, 1)
 
 
-async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> None:
+async def test_unanswerable_questions_are_evaluated_if_the_policy_can_refuse() -> None:
     replies: dict[str, list[str | Exception]] = {
         "known": [
             "<search>A city</search>",
@@ -135,6 +135,6 @@ async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> Non
     assert (whole.means["refusal_precision"], whole.means["refusal_recall"]) == (1.0, 0.5)
 
 
-def test_valid_searches() -> None:
+def test_valid_searches_count_distinct_nonempty_queries() -> None:
     assert valid_searches([]) == 0
     assert valid_searches(["Who?", "who", "the who!", "?!", "Where"]) == 2

@@ -1,4 +1,4 @@
-"""Verdicts of the protocols' rules on every row, checked against the worked cases."""
+"""Verdicts of each protocol's rules on prediction rows, compared with the worked cases."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ async def row_of(case: Case) -> Prediction:
 
 
 @pytest.mark.parametrize("case", REACHED, ids=lambda case: f"{case.system}-{case.name}")
-async def test_a_row_says_what_the_case_says(case: Case) -> None:
+async def test_rows_agree_with_the_worked_cases(case: Case) -> None:
     row, expected = await row_of(case), case.expected
     if case.system == "arena":
         assert row.format_ok == (expected["format"] == 1) == (row.format_failures == ())
@@ -63,7 +63,7 @@ async def test_a_row_says_what_the_case_says(case: Case) -> None:
     assert row.turn_tokens == last.input_tokens + last.output_tokens
 
 
-async def test_copied_and_forged_are_told_where_they_can_happen() -> None:
+async def test_copied_and_forged_are_none_if_they_cannot_happen() -> None:
     copied = await row_of(case_of("eval-rar", "evaluation_copies_documents"))
     assert copied.copied is not None and copied.copied > 0.5
     assert (copied.evaluated, copied.forged) == (1.0, 0)
@@ -71,14 +71,14 @@ async def test_copied_and_forged_are_told_where_they_can_happen() -> None:
     assert (forged.forged, forged.copied, forged.evaluated) == (1, None, None)
 
 
-async def test_broken_rules_are_named() -> None:
+async def test_format_failures_name_the_broken_rules() -> None:
     assert (await row_of(case_of("arena", "text_before"))).format_failures == ("outside",)
     late = await row_of(case_of("r1-searcher", "query_outside_think"))
     assert late.format_failures is not None and "query" in late.format_failures
 
 
 @pytest.mark.parametrize("name", sorted(VERDICTS))
-async def test_nothing_constrains_a_policy_whose_format_is_measured(name: str) -> None:
+async def test_decoding_is_unconstrained_if_the_format_is_measured(name: str) -> None:
     can = Capabilities(structured_output=True, json_schema=True, token_ids=True)
     engine = ScriptedEngine(lambda _: "<search>a</search>", capabilities=can)
     protocol = protocol_of(AgentSettings(protocol=name, max_steps=2, structured=True))

@@ -1,4 +1,4 @@
-"""Chains as a prefix tree: what holds of any policy, and where both kinds of growth end."""
+"""Chains as a prefix tree: invariants for any policy, branches, and the end of a search."""
 
 import random
 from statistics import fmean
@@ -12,7 +12,7 @@ from mcts import Expansion, Node, SearchSettings, sample_chains, search
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 40))
-async def test_every_chain_goes_from_the_root_to_a_leaf(
+async def test_every_chain_runs_from_the_root_to_a_leaf(
     seed: int, actions: int, chains: int
 ) -> None:
     policy = Wanderer(seed, actions)
@@ -21,7 +21,7 @@ async def test_every_chain_goes_from_the_root_to_a_leaf(
     leaves = [node for node in tree.nodes if node.terminal]
     assert tree.root.visits == chains == sum(leaf.visits for leaf in leaves)
     assert policy.evaluated == [leaf.path for leaf in leaves]
-    assert set(policy.drawn.values()) == {1}, "no two draws have one name in the ledger"
+    assert set(policy.drawn.values()) == {1}, "every draw has a name of its own in the ledger"
     for node in tree.nodes:
         children = tree.children(node)
         assert node.terminal == (not children)
@@ -42,7 +42,7 @@ async def test_every_chain_goes_from_the_root_to_a_leaf(
 
 
 @pytest.mark.parametrize("kind", ["tree", "chains"])
-async def test_a_search_that_is_stopped_is_the_shorter_search(kind: str) -> None:
+async def test_a_stopped_search_equals_a_search_with_fewer_iterations(kind: str) -> None:
     grow = {"tree": search, "chains": sample_chains}[kind]
     asked = 0
 
@@ -58,7 +58,7 @@ async def test_a_search_that_is_stopped_is_the_shorter_search(kind: str) -> None
     assert facts(stopped) == facts(await grow("", other.expand, other.evaluate, short))
 
 
-async def test_an_exhausted_tree_is_not_said_to_be_stopped() -> None:
+async def test_an_exhausted_tree_ends_without_another_stop_check() -> None:
     policy, asked = Wanderer(1, 1), 0
 
     def counted() -> bool:
@@ -72,7 +72,7 @@ async def test_an_exhausted_tree_is_not_said_to_be_stopped() -> None:
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 6), st.integers(2, 3))
-async def test_every_state_of_a_chain_is_branched_or_says_the_same_every_time(
+async def test_every_state_of_a_chain_gets_branches_or_repeats_its_actions(
     seed: int, actions: int, chains: int, branches: int
 ) -> None:
     alone, policy = Wanderer(seed, actions), Wanderer(seed, actions)
@@ -86,7 +86,7 @@ async def test_every_state_of_a_chain_is_branched_or_says_the_same_every_time(
         if node.path in by_chains:
             assert len(node.children) >= branches or node.draws >= 2 * branches
         if not node.terminal:
-            # So siblings are visited in the proportion in which the policy goes there.
+            # So the visits of siblings are in proportion to the probabilities of the policy.
             assert node.draws == sum(child.visits for child in tree.children(node))
             assert node.draws == len(node.children) + node.duplicates
             assert node.draws >= node.visits
@@ -96,7 +96,7 @@ async def test_every_state_of_a_chain_is_branched_or_says_the_same_every_time(
     assert set(policy.drawn.values()) == {1}
 
 
-async def test_branches_begin_only_as_long_as_they_may() -> None:
+async def test_branches_start_only_until_the_search_is_stopped() -> None:
     policy, asked = Wanderer(7, 4), 0
 
     def five_times() -> bool:
@@ -110,8 +110,8 @@ async def test_branches_begin_only_as_long_as_they_may() -> None:
     assert sum(node.visits for node in tree.nodes if node.terminal) == 5, "two branches"
 
 
-async def test_branches_do_not_make_episodes_look_longer_than_they_are() -> None:
-    """A chain's states are branched and a branch's are not: its length must not be its weight."""
+async def test_branches_do_not_bias_the_mean_number_of_steps() -> None:
+    """Compares the mean number of steps left with theory: long chains must not weigh more."""
 
     async def steps_left(seed: int, branches: int) -> list[float]:
         dice = random.Random(seed)

@@ -1,4 +1,7 @@
-"""Trees compared node by node with trees computed by hand (`golden/*.json`, `why` is the sum)."""
+"""Trees compared node by node with trees computed by hand.
+
+The key `why` of each file in `golden` gives the computation.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +16,7 @@ GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 
 
 class Script:
-    """Children and values in the order that a golden file gives them."""
+    """Policy that returns the children and values of a golden file, in order."""
 
     def __init__(self, draws: dict[str, list[list[object]]]) -> None:
         self.draws = draws
@@ -40,7 +43,7 @@ async def grow(file: Path) -> tuple[Tree[str], Script, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("file", GOLDEN, ids=lambda f: f.stem)
-async def test_tree_is_the_one_computed_by_hand(file: Path) -> None:
+async def test_trees_agree_with_trees_computed_by_hand(file: Path) -> None:
     tree, script, golden = await grow(file)
     got = [
         {
@@ -61,15 +64,15 @@ async def test_tree_is_the_one_computed_by_hand(file: Path) -> None:
     assert script.evaluated == [n.path for n in tree.nodes[1:] if n.terminal or inner_too]
 
 
-def test_the_issue_s_cases_are_all_there() -> None:
+def test_all_required_cases_have_a_golden_file() -> None:
     assert {f.stem for f in GOLDEN} >= {
         "puct", "uct", "unscored", "duplicate_sibling", "exhausted", "chains",
         "playout", "playout_repeated", "branches", "normalise",
     }  # fmt: skip
 
 
-def test_uct_explores_by_the_visits_of_the_parent() -> None:
-    """N of root, parent and both children together are 100, 8 and 4: three different choices."""
+def test_uct_uses_the_visits_of_the_parent() -> None:
+    """The root has 100 visits, the parent 8, and its two children have 4 together."""
     tree = Tree.grow_from("")
     parent = tree.add_child(tree.root, "p", terminal=False, key="p", draw=0)
     for key, visits, value in (("good", 3, 0.9), ("rare", 1, 0.3)):
@@ -83,7 +86,7 @@ def test_uct_explores_by_the_visits_of_the_parent() -> None:
     assert select_child(tree, parent, uct, 1.0).key == "good"
 
 
-def test_a_child_without_a_scored_pass_is_worth_what_its_parent_is() -> None:
+def test_a_child_without_scored_visits_has_the_value_of_its_parent() -> None:
     tree = Tree.grow_from("")
     scored, unscored = (
         tree.add_child(tree.root, key, terminal=True, key=key, draw=draw)
@@ -96,8 +99,8 @@ def test_a_child_without_a_scored_pass_is_worth_what_its_parent_is() -> None:
     assert tree.q(unscored) == tree.q(tree.root) == 0.9
 
 
-async def test_an_endless_policy_visits_every_pass_once() -> None:
-    """Whatever the draws, N is conserved: a node's passes ended at it or at its children."""
+async def test_search_conserves_visits_for_an_endless_policy() -> None:
+    """Checks that every visit of a node ends at the node or at one of its children."""
     values = {"evaluated": 0}
 
     async def expand(node: Node[int], draw: int) -> Expansion[int]:

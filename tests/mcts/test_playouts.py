@@ -1,4 +1,4 @@
-"""Playouts: simulations whose steps are nodes; and values that do not lie in [0, 1]."""
+"""Playouts, simulations whose steps become nodes, and values outside [0, 1]."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from mcts.tree import NEUTRAL_Q, Tree
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))
-async def test_every_pass_of_a_playout_ends_in_a_leaf(
+async def test_every_playout_ends_in_a_leaf(
     seed: int, actions: int, iterations: int, max_children: int
 ) -> None:
     policy = Wanderer(seed, actions)
@@ -18,8 +18,8 @@ async def test_every_pass_of_a_playout_ends_in_a_leaf(
     tree = await search("", policy.expand, policy.evaluate, settings)
     leaves = [node for node in tree.nodes if node.terminal]
     assert tree.root.visits == sum(leaf.visits for leaf in leaves) <= iterations
-    assert policy.evaluated == [leaf.path for leaf in leaves], "nothing else is valued"
-    assert set(policy.drawn.values()) == {1}, "no two draws have one name in the ledger"
+    assert policy.evaluated == [leaf.path for leaf in leaves], "only leaves are evaluated"
+    assert set(policy.drawn.values()) == {1}, "every draw has a name of its own in the ledger"
     for node in tree.nodes:
         children = tree.children(node)
         assert node.terminal == (not children)
@@ -41,7 +41,7 @@ async def test_every_pass_of_a_playout_ends_in_a_leaf(
     scale=st.sampled_from([0.25, 1.0, 64.0]),
     shift=st.sampled_from([-100.0, 0.0, 5.0]),
 )
-async def test_a_normalised_search_asks_neither_the_unit_nor_the_zero_of_its_values(
+async def test_a_normalised_search_ignores_scale_and_shift_of_the_values(
     selection: str, evaluator: str, seed: int, scale: float, shift: float
 ) -> None:
     named = {"evaluator": evaluator, "selection": selection, "normalise": True}
@@ -49,15 +49,15 @@ async def test_a_normalised_search_asks_neither_the_unit_nor_the_zero_of_its_val
     one, other = Wanderer(seed, 4), Wanderer(seed, 4, scale=scale, shift=shift)
     plain = await search("", one.expand, one.evaluate, settings)
     changed = await search("", other.expand, other.evaluate, settings)
-    # Equal values may differ in their last bit once shifted, and a tie then falls otherwise; the
-    # search is the same wherever no tie decides.
+    # Equal values may differ in their last bit after a shift, which breaks ties differently.
+    # So trees are compared only for a change of scale.
     if shift == 0.0:
         assert [f[:4] for f in facts(changed)] == [f[:4] for f in facts(plain)]
     for node in changed.nodes:
         assert -1e-9 <= changed.normalised_q(changed.q(node)) <= 1 + 1e-9
 
 
-def test_before_two_values_differ_nothing_is_normal_and_the_prior_stands() -> None:
+def test_normalised_q_is_neutral_until_two_values_differ() -> None:
     tree = Tree.grow_from("")
     assert tree.normalised_q(-7.0) == NEUTRAL_Q
     leaf = tree.add_child(tree.root, "a", terminal=True, key="a", draw=0)
@@ -71,9 +71,7 @@ def test_before_two_values_differ_nothing_is_normal_and_the_prior_stands() -> No
 
 
 @pytest.mark.parametrize(("low", "high"), [(3.0, 7.0), (-7.0, -3.0)])
-def test_the_range_of_normalised_values_does_not_begin_or_end_at_zero(
-    low: float, high: float
-) -> None:
+def test_the_range_of_normalised_values_need_not_include_zero(low: float, high: float) -> None:
     tree = Tree.grow_from("")
     for value in (low, high):
         leaf = tree.add_child(tree.root, "a", terminal=True, key=value, draw=0)
@@ -82,8 +80,8 @@ def test_the_range_of_normalised_values_does_not_begin_or_end_at_zero(
     assert [tree.normalised_q(q) for q in (low, 0.5 * (low + high), high)] == [0.0, 0.5, 1.0]
 
 
-async def test_a_search_that_is_not_told_to_normalise_compares_raw_values() -> None:
-    """Values of hundreds leave nothing to exploration, which is why returns are normalised."""
+async def test_a_search_without_normalise_compares_raw_values() -> None:
+    """Checks that values in the hundreds suppress exploration unless they are normalised."""
     passes = {}
     for normalise in (False, True):
         policy = Wanderer(5, 4, scale=800.0, shift=-400.0)

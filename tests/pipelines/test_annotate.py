@@ -1,4 +1,4 @@
-"""`annotate` and what hangs on it, against a real loopback endpoint."""
+"""`annotate` and `relabel` against a real loopback endpoint."""
 
 import json
 from collections import Counter, defaultdict
@@ -36,7 +36,7 @@ def facts(pairs: list[Pair]) -> list[tuple[Any, ...]]:
     return sorted((p.pair_id, p.question_id, p.chosen_node, p.reward_gap) for p in pairs)
 
 
-def test_a_run_holds_trees_pairs_and_a_card(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_run_has_trees_pairs_and_a_data_card(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
     nodes = table_to_records(read_parts(run, "trees"), TreeNode)
@@ -60,7 +60,7 @@ def test_a_run_holds_trees_pairs_and_a_card(tmp_path: Path, endpoint: FakeEndpoi
     assert f"{len(pairs)} preference pairs" in (run / "README.md").read_text()
 
 
-def test_a_model_at_openai_that_rejects_the_settings_is_named_before_the_run(
+def test_settings_that_an_openai_model_rejects_are_printed_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("engines.endpoint.server.is_openai", lambda url: True)
@@ -71,19 +71,20 @@ def test_a_model_at_openai_that_rejects_the_settings_is_named_before_the_run(
     assert len(endpoint.requests) == 1 and not run.exists()
 
 
-def test_no_call_is_made_twice(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_rerun_makes_no_new_calls(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     branchwise("annotate", config, run)
     made, before = len(endpoint.requests), facts(pairs_of(run))
     assert branchwise("annotate", config, run) == 0
     assert len(endpoint.requests) == made
-    (run / "manifest.json").unlink()  # nothing is committed any more, all calls are in the ledger
+    # No row is committed any more, but all calls are in the ledger.
+    (run / "manifest.json").unlink()
     assert branchwise("annotate", config, run) == 0
     assert len(endpoint.requests) == made
     assert facts(pairs_of(run)) == before
 
 
-def test_a_limit_stops_the_run_and_the_rest_gives_the_same_pairs(
+def test_a_run_resumed_after_a_limit_gives_the_same_pairs(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url)
@@ -94,7 +95,7 @@ def test_a_limit_stops_the_run_and_the_rest_gives_the_same_pairs(
     assert branchwise("annotate", config, parts, "--set", "limits.max_tokens=10") == 3
     assert len(endpoint.requests) - made <= 6
     with Ledger(parts / "ledger.sqlite") as ledger:
-        assert ledger.totals().calls == len(endpoint.requests) - made, "what was paid is stored"
+        assert ledger.totals().calls == len(endpoint.requests) - made, "every paid call is stored"
         assert Counter(row.status for row in ledger.questions())["failed"] == 0
     assert trees_of(parts) == set()
     assert branchwise("annotate", config, parts) == 0
@@ -102,13 +103,13 @@ def test_a_limit_stops_the_run_and_the_rest_gives_the_same_pairs(
     assert facts(pairs_of(parts)) == facts(pairs_of(whole))
 
 
-def test_a_limit_is_that_of_the_run_and_stops_no_replay(
+def test_a_limit_that_is_reached_does_not_stop_a_replay(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     branchwise("annotate", config, run)
     made = len(endpoint.requests)
-    (run / "manifest.json").unlink()  # all is pending again, all is in the ledger
+    (run / "manifest.json").unlink()  # all questions are pending, but all calls are in the ledger
     spent = ("--set", "limits.max_tokens=10")
     assert branchwise("annotate", config, run, *spent) == 0
     assert len(endpoint.requests) == made
@@ -128,7 +129,7 @@ def test_relabelling_makes_no_call(tmp_path: Path, endpoint: FakeEndpoint) -> No
     assert len(endpoint.requests) == made
 
 
-def test_articles_count_from_the_search_to_the_labels(
+def test_keep_articles_applies_to_search_values_and_labels(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     blocks = {
@@ -150,8 +151,8 @@ def test_articles_count_from_the_search_to_the_labels(
     assert {one["reward"] for one in labels if one["node_id"] in ids} == {1.0}
 
 
-def test_the_published_profile_grows_the_trees_of_the_published_code(tmp_path: Path) -> None:
-    """All passes, every node judged once and undiscounted, equal siblings as nodes of their own."""
+def test_published_profile_grows_trees_as_the_published_code_does(tmp_path: Path) -> None:
+    """Checks for 64 iterations, undiscounted judge scores, and equal siblings as separate nodes."""
 
     def reply(request: dict[str, Any]) -> str:
         said, number = request["messages"][-1]["content"], request["seed"] % 3
@@ -184,7 +185,7 @@ def test_the_published_profile_grows_the_trees_of_the_published_code(tmp_path: P
     assert any(node.action == "answer" for nodes in trees.values() for node in nodes)
 
 
-def test_a_run_folder_never_holds_two_runs(
+def test_a_run_folder_of_another_run_is_refused(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
@@ -200,7 +201,7 @@ def test_a_run_folder_never_holds_two_runs(
     assert len(endpoint.requests) == made
 
 
-def test_a_bad_question_is_a_row(tmp_path: Path) -> None:
+def test_a_question_that_fails_is_stored_in_the_failures_table(tmp_path: Path) -> None:
     def unlucky(request: dict[str, Any]) -> Any:
         if "currency" in request["messages"][-1]["content"]:
             return failure(400, "this model's maximum context length is exceeded")
@@ -208,13 +209,13 @@ def test_a_bad_question_is_a_row(tmp_path: Path) -> None:
 
     with serving(unlucky) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
-        assert branchwise("annotate", config, run) == 4, "one of six is more than 5 %"
+        assert branchwise("annotate", config, run) == 4, "one failure in six is more than 5 %"
     failed = table_to_records(read_parts(run, "failures"), Failure)
     assert [f.question_id for f in failed] == ["q3"]
     assert trees_of(run) == {"q1", "q2", "q4", "q5", "q6"}
 
 
-def test_a_judge_scores_inner_nodes_once_and_its_words_stay_out(tmp_path: Path) -> None:
+def test_a_judge_scores_inner_nodes_once_and_its_critique_is_not_used(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def both(request: dict[str, Any]) -> str:
@@ -247,7 +248,7 @@ def test_a_judge_scores_inner_nodes_once_and_its_words_stay_out(tmp_path: Path) 
     ("key", "models", "says"),
     [("right", ("policy",), "401"), (None, ("another",), "another")],
 )
-def test_an_endpoint_that_cannot_work_ends_the_run_in_words(
+def test_a_wrong_key_or_model_ends_the_run_with_a_clear_error(
     tmp_path: Path,
     key: str | None,
     models: tuple[str, ...],
@@ -262,7 +263,9 @@ def test_an_endpoint_that_cannot_work_ends_the_run_in_words(
     assert "test-key" not in told
 
 
-def test_a_refused_connection_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_connection_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serving(policy) as endpoint:
         gone = endpoint.base_url
     assert branchwise("annotate", recipe(tmp_path, gone), tmp_path / "run") == 1
@@ -280,7 +283,7 @@ def test_a_refused_connection_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
         {"retrieval": {"kind": "http", "url": "http://127.0.0.1:9/retrieve"}},
     ],
 )
-def test_what_cannot_work_leaves_the_run_folder_to_the_mended_command(
+def test_a_command_that_fails_does_not_create_the_run_folder(
     tmp_path: Path, change: dict[str, dict[str, str]]
 ) -> None:
     with serving(policy, key="test-key") as endpoint:
@@ -297,7 +300,7 @@ def test_what_cannot_work_leaves_the_run_folder_to_the_mended_command(
     assert branchwise("annotate", tmp_path / "recipe.yaml", run) == 0
 
 
-def test_an_error_that_ends_the_run_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_an_error_that_ends_the_run_keeps_finished_trees(tmp_path: Path) -> None:
     def expiring(request: dict[str, Any]) -> Any:
         late = "currency" in request["messages"][-1]["content"]
         return failure(401, "the key has expired") if late else policy(request)
@@ -312,7 +315,7 @@ def test_an_error_that_ends_the_run_keeps_what_was_finished(tmp_path: Path) -> N
     assert verify_manifest(run) == []
 
 
-def test_text_without_tags_is_counted_and_told_not_fatal(
+def test_replies_without_tags_are_counted_and_printed_but_not_fatal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(lambda _: "\x1b[31m[bold]I would rather chat.") as endpoint:

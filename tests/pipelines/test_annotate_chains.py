@@ -1,4 +1,4 @@
-"""A run of chains, and searches with a limit on tokens, against a real loopback endpoint."""
+"""Runs of chains, and searches with a limit on tokens, against a real loopback endpoint."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -37,7 +37,9 @@ def leaves_below(nodes: list[TreeNode]) -> dict[tuple[str, int], list[TreeNode]]
     return found
 
 
-def test_labels_of_chains_come_from_their_answers(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_labels_of_chains_are_computed_from_their_answers(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
     config, run = recipe(tmp_path, endpoint.base_url, mcts=CHAINS), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
     nodes = nodes_of(run)
@@ -66,7 +68,7 @@ def test_chains_are_replayed_from_the_ledger(tmp_path: Path, endpoint: FakeEndpo
     assert branchwise("annotate", config, run, "--set", "limits.max_tokens=2000") == 3
     assert branchwise("annotate", config, run) == 0
     made, before = len(endpoint.requests), nodes_of(run)
-    # One call a draw: a node's draws are its visits, as far as it is no leaf.
+    # One call per draw, and each visit of an inner node draws once.
     assert made == sum(n.visits for n in before if not n.terminal)
     (run / "manifest.json").unlink()
     assert branchwise("annotate", config, run) == 0
@@ -78,7 +80,7 @@ def test_chains_are_replayed_from_the_ledger(tmp_path: Path, endpoint: FakeEndpo
 
 
 @pytest.mark.parametrize("kind", ["tree", "chains"])
-def test_the_closing_counts_say_how_many_searches_their_tokens_stopped(
+def test_closing_counts_include_searches_stopped_by_max_output_tokens(
     kind: str, tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mcts = {"kind": kind, "iterations": 50, "max_children": 3, "max_output_tokens": 60}
@@ -91,7 +93,7 @@ def test_the_closing_counts_say_how_many_searches_their_tokens_stopped(
     assert max(n.visits for n in nodes_of(run)) < 50
 
 
-def test_a_shuffled_relabelling_can_be_trained_on(
+def test_a_relabelling_with_shuffled_order_can_be_trained_on(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
@@ -115,7 +117,7 @@ def test_a_shuffled_relabelling_can_be_trained_on(
     capsys.readouterr()
     for stage in ("train-dpo", "train-sft"):
         arguments = ("--label", "shuffled", "--name", "control", "--dry-run")
-        # What an endpoint served is known by its name only; nothing is loaded in a dry run.
+        # The policy of an endpoint is only known by its name; a dry run does not load its weights.
         assert branchwise(stage, config, run, *arguments) == 0
         assert "models/run/control" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""EVO-RAG's trees through the stages: grown, stopped, resumed, relabelled, rebuilt."""
+"""EVO-RAG trees in all stages: annotate, stop, resume, relabel, verify and diagnose."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path:
-    """The little recipe with gold documents; the last question has no answer."""
+    """Writes the tiny recipe with gold documents; the last question has no answer."""
     served = {"engine": "openai", "model": "verifier", "base_url": base_url}
     blocks = {**EVO, "mcts": GROWTHS[growth], "verifier": served, **changes}
     config = recipe(folder, base_url, **blocks)
@@ -65,15 +65,15 @@ def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
     return sorted(found, key=lambda p: (p.tree_id, p.chosen_node, p.rejected_node))
 
 
-def verifier_s_words(endpoint: FakeEndpoint) -> set[bool]:
-    """What the verifier was asked and said, of all refusals."""
+def verifier_verdicts(endpoint: FakeEndpoint) -> set[bool]:
+    """Returns whether the verifier replied yes, as a set over all of its calls."""
     asked = [r for r in endpoint.requests if r["model"] == "verifier"]
     assert asked
     return {evo_policy(request) == "yes" for request in asked}
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
-def test_a_stopped_run_goes_on_to_the_same_trees_and_verify_makes_them_again(
+def test_a_stopped_run_resumes_to_the_same_trees_and_verify_rebuilds_them(
     growth: str, tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config, run, whole = evo_recipe(tmp_path, endpoint.base_url, growth), *(
@@ -83,15 +83,19 @@ def test_a_stopped_run_goes_on_to_the_same_trees_and_verify_makes_them_again(
     made = len(endpoint.requests)
     assert branchwise("annotate", config, run, "--set", "limits.max_tokens=1000") == 3
     assert branchwise("annotate", config, run) == 0
-    assert len(endpoint.requests) == 2 * made, "no call was made again"
+    assert len(endpoint.requests) == 2 * made, "a stored call was repeated"
     nodes = nodes_of(run)
     assert nodes == nodes_of(whole)
-    assert {n.question_id for n in nodes} == {q["id"] for q in QUESTIONS}, "unanswerable ones too"
+    assert {n.question_id for n in nodes} == {q["id"] for q in QUESTIONS}, (
+        "unanswerable questions are annotated, too"
+    )
     verdicts = {n.verdict for n in nodes if n.action == "refuse"} - {None}
-    assert verdicts == verifier_s_words(endpoint), "which they are hangs on the endpoint's port"
+    assert verdicts == verifier_verdicts(endpoint), "which verdicts occur depends on the port"
     assert pairs_of(run)
     noted = json.loads((run / "provenance.json").read_text())["inputs"]
-    assert {"verifier", "verifier_prompts", "query_encoder"} <= set(noted), "what decides rewards"
+    assert {"verifier", "verifier_prompts", "query_encoder"} <= set(noted), (
+        "inputs that decide rewards are missing"
+    )
     card = (run / "README.md").read_text()
     assert "Labels: EVO-RAG returns, `schedule: time-dynamic`, `stage: discovery`" in card
     assert "SPRE" not in card
@@ -102,7 +106,9 @@ def test_a_stopped_run_goes_on_to_the_same_trees_and_verify_makes_them_again(
     assert len(endpoint.requests) == 2 * made
 
 
-def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_the_same_trees_can_be_relabelled_under_any_schedule(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
     config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
     made, grown = len(endpoint.requests), nodes_of(run)
@@ -117,7 +123,7 @@ def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEn
     two_stage, _ = relabelled("two-stage", "rewards.schedule=two-stage")
     assert [n.components for n in two_stage] == [n.components for n in grown]
     assert [n.reward for n in two_stage] != [n.reward for n in grown]
-    # With weights that stand still a reward is the weighted sum of the returns; Start of table 1.
+    # With constant weights, a reward is the weighted sum of returns. Values: `Start` in table 1.
     start = dict(zip(REWARDS, (2.0, 1.5, 0.1, 0.3, 0.5, 0.02, 0.05), strict=True))
     for node in two_stage:
         parts = {c.name: c.value for c in node.components}
@@ -134,8 +140,8 @@ def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEn
 
 
 @pytest.fixture
-def giving_up() -> Iterator[FakeEndpoint]:
-    """An endpoint whose policy refuses what cannot be answered after its first search."""
+def refusing_endpoint() -> Iterator[FakeEndpoint]:
+    """Endpoint whose policy refuses the unanswerable question after its first search."""
 
     def policy_of(request: dict[str, Any]) -> str:
         user = request["messages"][-1]["content"]
@@ -146,10 +152,10 @@ def giving_up() -> Iterator[FakeEndpoint]:
         yield served
 
 
-def test_without_its_verifier_the_gold_says_of_the_same_trees(
-    tmp_path: Path, giving_up: FakeEndpoint
+def test_without_a_verifier_refusals_are_judged_by_the_gold_answers(
+    tmp_path: Path, refusing_endpoint: FakeEndpoint
 ) -> None:
-    endpoint = giving_up
+    endpoint = refusing_endpoint
     config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
     made = len(endpoint.requests)
@@ -159,7 +165,7 @@ def test_without_its_verifier_the_gold_says_of_the_same_trees(
     unanswerable = QUESTIONS[-1]["id"]
 
     def refused(label: str) -> set[float | None]:
-        """What refusals of the unanswerable question earned after a search."""
+        """Returns the component `refusal` of the unanswerable question's later refusals."""
         return {
             part.value
             for node in nodes_of(run, f"relabelled/{label}/labels")
@@ -168,7 +174,7 @@ def test_without_its_verifier_the_gold_says_of_the_same_trees(
             and part.name == "refusal"
         }  # fmt: skip
 
-    assert refused("gold") == {1.0}, "nothing suffices where there is no answer"
+    assert refused("gold") == {1.0}, "no evidence suffices if the question has no answer"
     assert refused("same") <= {1.0, -1.0}
     digests = [
         {pair.label_digest for pair in pairs_of(run, f"relabelled/{label}/pairs")}
@@ -183,11 +189,11 @@ def test_without_its_verifier_the_gold_says_of_the_same_trees(
         )
         gaps = sorted(pair.total for pair in material.comparisons)
         told = sorted(pair.reward_gap for pair in pairs_of(run, f"relabelled/{label}/pairs"))
-        assert gaps == pytest.approx(told, abs=1e-5), "as relabel has it"
+        assert gaps == pytest.approx(told, abs=1e-5), "the same gaps as those of relabel"
     assert len(endpoint.requests) == made
 
 
-def test_a_pair_s_gap_is_that_of_what_both_sides_know(
+def test_the_gap_of_a_pair_uses_components_known_on_both_sides(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
@@ -203,10 +209,10 @@ def test_a_pair_s_gap_is_that_of_what_both_sides_know(
         assert pair.reward_gap == pytest.approx(sum(difference), abs=1e-5)
         assert pair.reward_gap >= 0.05
         partly_unknown += len(known) < len(REWARDS)
-    assert partly_unknown, "of the unanswerable question no gold document is known"
+    assert partly_unknown, "the unanswerable question has no gold document"
 
 
-def test_a_diagnosis_does_not_hold_returns_against_the_answers_of_rollouts(
+def test_diagnose_does_not_compare_returns_with_fresh_rollouts(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
@@ -218,7 +224,7 @@ def test_a_diagnosis_does_not_hold_returns_against_the_answers_of_rollouts(
     told = {one["what"]: (one["figure"], one["advice"]) for one in found["findings"]}
     assert told["label survival"][0] == "not checked"
     assert "earn different rewards" in told["silent questions"][1]
-    # The same trees under ReasonRAG's labels are asked again.
+    # Under ReasonRAG's labels, diagnose does draw fresh rollouts of the same trees.
     spre = (
         "--set",
         "rewards={scheme: spre}",
@@ -232,7 +238,7 @@ def test_a_diagnosis_does_not_hold_returns_against_the_answers_of_rollouts(
     assert len(endpoint.requests) > made
 
 
-def test_trees_of_another_protocol_are_not_labelled(
+def test_trees_of_another_protocol_cannot_be_relabelled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Nothing that a question knows of its answer reaches a policy or a verifier, in any stage."""
+"""No gold field of a question reaches a policy or a verifier, in any stage."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,11 @@ from storage.schemas import table_to_records
 
 CANARY = "CANARY-7f3a"
 GOLD = "GOLD-91c4"
-"""Marks what is in the supporting paragraph; only the oracle may be shown that."""
+"""Mark in the text of the supporting paragraph, which only the oracle may see."""
 
 
 def marked(row: dict[str, Any]) -> dict[str, Any]:
-    """The question with a canary in every field but its id and its text."""
+    """Returns the question with a mark in every field except its id and its text."""
     paragraph = {"id": CANARY, "title": GOLD, "text": GOLD, "is_supporting": True}
     return {
         **row,
@@ -60,7 +60,9 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: A
     assert CANARY not in asked
     assert GOLD not in asked
     assert len(oracle) == len(QUESTIONS)
-    assert all(GOLD in one and CANARY not in one for one in oracle), "passages, and nothing else"
+    assert all(GOLD in one and CANARY not in one for one in oracle), (
+        "the oracle gets the gold passages and no other gold field"
+    )
     for pair in (*trained, *_pairs(run, "relabelled/again/pairs")):
         seen = [*pair.prompt, *pair.chosen, *pair.rejected]
         assert not any(mark in message.content for message in seen for mark in (CANARY, GOLD))

@@ -1,4 +1,4 @@
-"""The command line: whose recipe a stage takes, and options that mean what they say."""
+"""Command line: the recipe that a stage uses, dry runs, and checks of options."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def branchwise(stage: str, *more: object) -> int:
     return run_stage(parser().parse_args([stage, *map(str, more)]))
 
 
-def test_a_run_goes_on_with_its_own_recipe(
+def test_a_run_resumes_with_its_own_recipe(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
@@ -54,7 +54,7 @@ def test_a_dry_run_of_a_new_run_writes_nothing(
     assert ("4 passages" in told, "then eval" in told) == (True, stage == "all")
 
 
-def test_a_dry_run_moves_no_pairs(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_dry_run_imports_and_exports_no_pairs(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     source, target = tmp_path / "pairs.json", tmp_path / "out.json"
     prompt = ({"role": "system", "content": "s"}, {"role": "user", "content": "Question: q"})
@@ -80,7 +80,7 @@ def test_a_dry_run_moves_no_pairs(tmp_path: Path, endpoint: FakeEndpoint) -> Non
         (("inspect", "--dry-run"), "unrecognized arguments: --dry-run"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(
+def test_invalid_and_unsupported_options_are_refused(
     arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -104,6 +104,6 @@ assert not {"torch", "openvino_genai", "transformers", "matplotlib"} & set(sys.m
 """
 
 
-def test_the_help_of_a_stage_imports_that_stage_alone() -> None:
+def test_help_of_a_stage_imports_only_the_module_of_that_stage() -> None:
     repository = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", HELP], cwd=repository, check=True)

@@ -1,4 +1,4 @@
-"""Closing lines name what comes next, or why a run has no pairs."""
+"""Closing lines of a stage: the next stages, or the reason why a run has no pairs."""
 
 import re
 from argparse import Namespace
@@ -11,7 +11,7 @@ from pipelines.cli import NEXT, next_stages
 from pipelines.stages import STAGES
 
 
-def test_the_next_stages_take_the_same_recipe_and_run() -> None:
+def test_next_stages_are_printed_with_the_same_recipe_and_run() -> None:
     named = Namespace(stage="annotate", config="configs/mine.yaml", run="datasets/mine")
     assert next_stages(named, None) == (
         "next: make report RUN=datasets/mine, or make train-dpo RUN=datasets/mine"
@@ -31,11 +31,11 @@ def test_the_next_stages_take_the_same_recipe_and_run() -> None:
         ({"duplicate siblings": 7}, "two different children.*temperature"),
     ],
 )
-def test_a_run_without_pairs_says_what_to_change(counts: dict[str, int], part: str) -> None:
+def test_no_pairs_reason_names_the_setting_to_change(counts: dict[str, int], part: str) -> None:
     assert re.search(part, no_pairs_reason(counts))
 
 
-def test_the_advice_names_settings_that_exist() -> None:
+def test_advice_names_only_existing_pairs_settings() -> None:
     for text in ADVICE.values():
         for word in text.replace(",", " ").replace(":", " ").split():
             if word.startswith("pairs."):

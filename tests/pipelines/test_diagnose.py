@@ -1,4 +1,4 @@
-"""`diagnose` on a run grown at a loopback endpoint: words, tables, and no call twice."""
+"""`diagnose` on a run of a loopback endpoint: findings, tables, and no repeated calls."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def run(tmp_path: Path, endpoint: FakeEndpoint) -> Path:
 def rows_of(run: Path) -> dict[tuple[str, int], FreshRollouts]:
     rows = table_to_records(read_parts(run, "survival"), FreshRollouts)
     found = {(row.tree_id, row.node_id): row for row in rows}
-    assert len(found) == len(rows), "a node has one row"
+    assert len(found) == len(rows), "a node has several rows"
     return found
 
 
@@ -69,7 +69,7 @@ def test_both_sides_of_a_sample_are_rolled_out_once(run: Path, endpoint: FakeEnd
     assert branchwise("diagnose", run, "--sample", 4, "--rollouts", 3) == 0
     rows, spent = rows_of(run), len(endpoint.requests)
     assert spent > made
-    assert len(rows) in range(5, 9), "two sides a pair, some of them shared"
+    assert len(rows) in range(5, 9), "two sides per pair, some of them shared"
     terminal = {
         (node.tree_id, node.node_id): node.terminal
         for node in table_to_records(read_parts(run, "trees"), TreeNode)
@@ -79,7 +79,7 @@ def test_both_sides_of_a_sample_are_rolled_out_once(run: Path, endpoint: FakeEnd
     assert found["survival"]["all"][0]["pairs"] == 4
     assert sum(row["pairs"] for row in found["survival"]["depth"]) == 4
     assert "| label survival |" in (run / "diagnosis.md").read_text()
-    # Fewer pairs lie there; more of them, or of rollouts, are paid for as far as they are new.
+    # A smaller sample is stored already. For a larger one, only the new rollouts are paid.
     assert branchwise("diagnose", run, "--sample", 2, "--rollouts", 3) == 0
     assert len(endpoint.requests) == spent
     assert branchwise("diagnose", run, "--sample", 4, "--rollouts", 5) == 0
@@ -88,7 +88,7 @@ def test_both_sides_of_a_sample_are_rolled_out_once(run: Path, endpoint: FakeEnd
     assert len(distinct) == len(endpoint.requests), "no draw is paid for twice"
     assert all(
         row.rollouts[:3] == rows[key].rollouts for key, row in longest(run).items() if key in rows
-    ), "the first draws stay what they were"
+    ), "the first draws changed"
 
 
 def longest(run: Path) -> dict[tuple[str, int], FreshRollouts]:
@@ -97,7 +97,7 @@ def longest(run: Path) -> dict[tuple[str, int], FreshRollouts]:
     return {(row.tree_id, row.node_id): row for row in rows}
 
 
-def test_fresh_rollouts_are_other_draws_than_the_tree_s(run: Path) -> None:
+def test_fresh_rollouts_are_not_the_draws_of_the_tree(run: Path) -> None:
     assert branchwise("diagnose", run, "--sample", 99, "--rollouts", 4) == 0
     nodes = table_to_records(read_parts(run, "trees"), TreeNode)
     own = {(node.tree_id, node.node_id): node.rollouts for node in nodes if node.rollouts}
@@ -106,7 +106,7 @@ def test_fresh_rollouts_are_other_draws_than_the_tree_s(run: Path) -> None:
     assert any(rolled[key][0].trajectory != own[key][0].trajectory for key in rolled)
 
 
-def test_an_interrupted_diagnosis_goes_on(
+def test_an_interrupted_diagnosis_resumes(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, asked = run.with_name("whole"), ("--sample", 4, "--rollouts", 3)
@@ -116,11 +116,11 @@ def test_an_interrupted_diagnosis_goes_on(
     needed = len(endpoint.requests) - made
     with Ledger(run / "ledger.sqlite") as ledger:
         spent = ledger.totals()
-    limit = spent.input_tokens + spent.output_tokens + 1  # which the first replies reach
+    limit = spent.input_tokens + spent.output_tokens + 1  # reached with the first replies
     assert branchwise("diagnose", run, *asked, "--set", f"limits.max_tokens={limit}") == 3
     assert f"stopped: limits.max_tokens {limit:,} reached" in capsys.readouterr().out
     assert made + needed < len(endpoint.requests) < made + 2 * needed
-    assert not (run / "diagnosis.json").exists(), "half a sample is no diagnosis"
+    assert not (run / "diagnosis.json").exists(), "a partial sample must not give a diagnosis"
     assert branchwise("diagnose", run, *asked) == 0
     assert len(endpoint.requests) == made + 2 * needed
     assert rows_of(run) == rows_of(whole)
@@ -129,7 +129,7 @@ def test_an_interrupted_diagnosis_goes_on(
 def test_rollouts_that_were_not_committed_are_replayed(run: Path, endpoint: FakeEndpoint) -> None:
     assert branchwise("diagnose", run, "--sample", 4) == 0
     made, before = len(endpoint.requests), rows_of(run)
-    # As after a kill before the commit: the rows are gone, the calls are in the ledger.
+    # As after a kill before the commit: the rows are missing, but the calls are in the ledger.
     manifest = load_manifest(run)
     remove_parts(run, manifest.of("survival"))
     assert branchwise("diagnose", run, "--sample", 4) == 0
@@ -137,7 +137,7 @@ def test_rollouts_that_were_not_committed_are_replayed(run: Path, endpoint: Fake
     assert rows_of(run) == before
 
 
-def test_what_fails_is_told_and_left_out(
+def test_trees_whose_rollouts_fail_are_counted_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused: list[str] = []
@@ -159,7 +159,7 @@ def test_what_fails_is_told_and_left_out(
     assert diagnosis(run)["survival"]["all"][0]["pairs"] == judged
 
 
-def test_without_a_model_nothing_is_asked(
+def test_diagnose_with_no_model_makes_no_engine(
     run: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_engine(*arguments: object, **named: object) -> None:
@@ -173,7 +173,7 @@ def test_without_a_model_nothing_is_asked(
     assert found["trees"]["questions"] == 6
 
 
-def test_a_relabelling_is_judged_by_its_own_labels(
+def test_diagnose_of_a_relabelling_uses_its_own_pairs(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert branchwise("relabel", run, "--label", "strict", "--set", "pairs.min_gap=0.2") == 0
@@ -185,7 +185,7 @@ def test_a_relabelling_is_judged_by_its_own_labels(
     assert "--label strikt: " in capsys.readouterr().out
 
 
-def test_fresh_rollouts_are_worth_what_the_labels_own_rewards_make_of_them(
+def test_fresh_rollouts_are_valued_with_the_rewards_of_the_labelling(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampled = ("--label", "halved", "--sample", 50, "--rollouts", 2)
@@ -207,7 +207,7 @@ def test_fresh_rollouts_are_worth_what_the_labels_own_rewards_make_of_them(
     assert "rerun `branchwise relabel --label halved`" in capsys.readouterr().out
 
 
-def test_a_run_without_pairs_is_told_why_it_cannot_teach(
+def test_a_run_without_pairs_is_reported_without_new_calls(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert branchwise("relabel", run, "--label", "none", "--set", "pairs.min_gap=0.99") == 0
@@ -218,7 +218,7 @@ def test_a_run_without_pairs_is_told_why_it_cannot_teach(
     assert diagnosis(run / "relabelled" / "none")["conclusion"].startswith("training on this run")
 
 
-def test_an_imported_run_is_judged_by_its_texts(
+def test_an_imported_run_has_only_findings_about_its_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run = recipe(tmp_path, "http://127.0.0.1:1/v1"), tmp_path / "imported"
@@ -243,7 +243,7 @@ def trained(folder: Path, kl: float, margin: float) -> Path:
     return folder
 
 
-def test_a_training_is_read_where_it_lies(tmp_path: Path, run: Path) -> None:
+def test_diagnose_reads_the_metrics_of_the_model_of_the_run(tmp_path: Path, run: Path) -> None:
     trained(tmp_path / "models" / "run" / "dpo", kl=0.5, margin=0.3)
     assert branchwise("diagnose", run, "--no-model") == 0
     assert diagnosis(run)["training"] == {
@@ -267,14 +267,16 @@ def test_a_training_is_read_where_it_lies(tmp_path: Path, run: Path) -> None:
         (9.0, -0.1, "watch bad"),
     ],
 )
-def test_how_far_a_policy_moved(tmp_path: Path, kl: float, margin: float, verdicts: str) -> None:
+def test_verdicts_on_training_depend_on_kl_and_margin(
+    tmp_path: Path, kl: float, margin: float, verdicts: str
+) -> None:
     moved = movement_of(trained(tmp_path / "model", kl, margin))
     assert moved is not None
     _, *judged = (one.verdict for one in of_training(moved))
     assert " ".join(judged) == verdicts
 
 
-def test_a_last_batch_of_a_few_pairs_does_not_speak_for_the_training(tmp_path: Path) -> None:
+def test_movement_is_averaged_over_more_than_the_last_batch(tmp_path: Path) -> None:
     folder = trained(tmp_path / "model", kl=0.4, margin=0.2)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 12, "loss": 0.9, "kl": -0.5, "margin": -0.1}) + "\n")
@@ -284,15 +286,17 @@ def test_a_last_batch_of_a_few_pairs_does_not_speak_for_the_training(tmp_path: P
 
 
 @pytest.mark.parametrize(("first", "verdict"), [(0.7, "good"), (0.5, "watch")])
-def test_a_loss_that_did_not_fall_condemns_no_training(first: float, verdict: str) -> None:
+def test_a_loss_that_did_not_fall_is_only_a_warning(first: float, verdict: str) -> None:
     moved = PolicyShift(40, first_loss=first, loss=0.6, kl=0.5, margin=0.3, accuracy=0.8)
     loss = next(of_training(moved))
     assert (loss.what, loss.verdict) == ("training loss", verdict)
 
 
-def survived(decided: float, low: float, high: float, afresh: float = 0.15) -> SurvivalRow:
+def survived(decided: float, low: float, high: float, rollout_gap: float = 0.15) -> SurvivalRow:
     kept = (decided, 1 - decided, 0.0, (low, high), decided, (low, high), 0.5)
-    return SurvivalRow("all", 40, 30, *kept, 0.2, afresh, (afresh - 0.05, afresh + 0.05))
+    return SurvivalRow(
+        "all", 40, 30, *kept, 0.2, rollout_gap, (rollout_gap - 0.05, rollout_gap + 0.05)
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,18 +306,18 @@ def survived(decided: float, low: float, high: float, afresh: float = 0.15) -> S
         (survived(0.7, 0.6, 0.8), "watch", "min_gap"),
         (survived(0.7, 0.4, 0.9), "watch", "--sample"),
         (survived(0.5, 0.4, 0.6), "bad", "min_gap"),
-        (survived(0.9, 0.8, 0.97, afresh=0.09), "watch", "a larger base"),
-        (survived(0.7, 0.6, 0.8, afresh=0.09), "watch", "min_gap"),
+        (survived(0.9, 0.8, 0.97, rollout_gap=0.09), "watch", "a larger base"),
+        (survived(0.7, 0.6, 0.8, rollout_gap=0.09), "watch", "min_gap"),
         (None, "watch", "--sample"),
     ],
 )
-def test_what_survival_says(row: SurvivalRow | None, verdict: str, advice: str) -> None:
+def test_survival_verdict_and_advice(row: SurvivalRow | None, verdict: str, advice: str) -> None:
     finding = of_survival(row, 40)
     assert finding.verdict == verdict
     assert advice in finding.advice
 
 
-def test_a_question_always_answered_alike_is_silent_only_where_answers_alone_count() -> None:
+def test_silent_questions_are_a_problem_unless_rewards_are_returns() -> None:
     trees = TreeFigures(
         questions=10, trees=10, states=50, spread=0.5, flat=0.1, right=0.5, wrong=0.3,
         invalid_actions=0.0, invalid_rollouts=None,
@@ -323,7 +327,7 @@ def test_a_question_always_answered_alike_is_silent_only_where_answers_alone_cou
         assert found["silent questions"].verdict == verdict
 
 
-def test_the_worst_finding_is_the_conclusion() -> None:
+def test_the_conclusion_follows_the_worst_finding() -> None:
     many = [a_pair(question_id=f"q{n}", pair_id=f"p{n}") for n in range(FEW_PAIRS)]
     findings = list(pair_findings(pair_figures(many[:3])))
     assert conclusion(findings).startswith("training on this run is unlikely to help")
@@ -331,7 +335,7 @@ def test_the_worst_finding_is_the_conclusion() -> None:
 
 
 def rolled_out(run: Path, pair: Pair, right: dict[int, bool]) -> None:
-    """One fresh rollout of each node of a pair, right or wrong."""
+    """Stores one fresh rollout, right or wrong, for each node of a pair."""
     rows = [
         FreshRollouts(
             tree_id=pair.tree_id,
@@ -360,7 +364,7 @@ def rolled_out(run: Path, pair: Pair, right: dict[int, bool]) -> None:
     add_parts(run, [write_part(run, "survival", content, name)])
 
 
-def test_confirmed_pairs_are_those_that_fresh_rollouts_bear_out(
+def test_confirmed_relabelling_keeps_pairs_that_fresh_rollouts_confirm(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     confirmed = ("--label", "confirmed", "--set", "pairs.confirmed=true")
@@ -392,10 +396,10 @@ def test_confirmed_pairs_are_those_that_fresh_rollouts_bear_out(
     assert found["dropped"].get("fresh_reversed", 0) == told["reversed"]
     assert told["kept"]
     assert told["reversed"]
-    assert told[None], "few of the pairs were looked at again"
+    assert told[None], "most pairs have no fresh rollouts"
 
 
-def test_nothing_is_confirmed_before_there_are_trees(
+def test_confirmed_pairs_are_refused_before_trees_are_grown(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = recipe(tmp_path, endpoint.base_url), tmp_path / "new"

@@ -1,4 +1,4 @@
-"""`doctor` names everything that would stop a recipe, at once."""
+"""`doctor` prints all problems that would stop a recipe, at once."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tiny_models import write_tiny_model
 from pipelines.cli import parser, run_stage
 
 
-def test_all_that_would_stop_a_recipe_is_named_at_once(
+def test_all_problems_of_a_recipe_are_printed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
@@ -55,7 +55,7 @@ def test_all_that_would_stop_a_recipe_is_named_at_once(
 
 
 @pytest.mark.parametrize("status", [401, 404, 400])
-def test_an_endpoint_that_lists_the_model_and_refuses_to_run_it_is_a_problem(
+def test_an_endpoint_that_lists_the_model_but_fails_to_run_it_is_a_problem(
     status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(lambda _: failure(status)) as endpoint:
@@ -67,7 +67,7 @@ def test_an_endpoint_that_lists_the_model_and_refuses_to_run_it_is_a_problem(
     assert [request["max_tokens"] for request in endpoint.requests] == [1]
 
 
-def test_token_ids_are_drawn_where_the_protocol_needs_them(tmp_path: Path) -> None:
+def test_the_endpoint_is_tested_with_token_ids_if_the_protocol_needs_them(tmp_path: Path) -> None:
     with serving(policy) as endpoint:
         mine = {"protocol": "search-r1"}
         config = recipe(tmp_path, endpoint.base_url, agent=mine, mcts={"kind": "chains"})
@@ -79,7 +79,7 @@ def test_token_ids_are_drawn_where_the_protocol_needs_them(tmp_path: Path) -> No
     assert ["prompt" in request for request in endpoint.requests] == [True, True]
 
 
-def test_a_proxy_that_would_read_prompts_and_key_is_named(
+def test_a_proxy_that_would_see_prompts_and_keys_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://me:hunter2@127.0.0.1:9")
@@ -108,7 +108,7 @@ def test_a_proxy_that_would_read_prompts_and_key_is_named(
     assert told("annotate") == []
 
 
-def test_a_policy_to_evaluate_that_nobody_will_train_is_named(
+def test_a_policy_that_no_stage_trains_is_a_problem_if_it_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policies = {"base": "packaged", "mine": "models/{run}/dpo", "old": "models/gone"}
@@ -124,7 +124,7 @@ def test_a_policy_to_evaluate_that_nobody_will_train_is_named(
     assert [line.split(": ")[1] for line in told] == ["evaluation.policies.old"]
 
 
-def test_models_that_the_embedded_engine_cannot_run_are_named(
+def test_models_that_the_embedded_engine_cannot_run_are_problems(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def problems(**config: Any) -> list[str]:

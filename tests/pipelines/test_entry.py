@@ -58,7 +58,7 @@ def test_ctrl_c_during_an_import_ends_a_child_of_a_study() -> None:
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
-def test_ctrl_c_during_an_import_ends_the_list_of_extras() -> None:
+def test_ctrl_c_during_an_import_ends_the_extras_command() -> None:
     ended = interrupted(MODULE.format("extras"), "base.memory", "inspect")
     assert (ended.returncode, ended.stderr) == (130, "")
 
@@ -68,8 +68,8 @@ def test_a_background_job_continues_to_ignore_ctrl_c() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_stage_gets_keyboard_interrupt(tmp_path: Path) -> None:
-    """Its own code decides what an interrupt means; here, it prints that a rerun resumes."""
+def test_ctrl_c_in_a_stage_raises_keyboard_interrupt(tmp_path: Path) -> None:
+    """Checks that the stage handles the interrupt itself, and prints that a rerun resumes."""
     raising = (
         "import runs.recipe_file\n"
         "runs.recipe_file.load_recipe = lambda *_: signal.raise_signal(signal.SIGINT)\n"

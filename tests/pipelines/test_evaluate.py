@@ -1,4 +1,4 @@
-"""`eval` against a real loopback endpoint: nothing twice, limits, a table of differences."""
+"""`eval` against a real loopback endpoint: resuming, limits, failures and the result tables."""
 
 import json
 from collections.abc import Iterator
@@ -72,15 +72,15 @@ def test_policies_answer_the_same_questions_once(
     assert len(endpoint.requests) == made
 
 
-def test_a_limit_stops_it_and_the_rest_continues(
+def test_an_evaluation_resumes_after_a_limit(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     evaluated(config, whole)
     made = len(endpoint.requests)
     assert evaluated(config, parts, "--set", "limits.max_tokens=10") == 3
-    assert len(endpoint.requests) - made <= 6, "one call a question was under way"
-    assert not (parts / "eval" / "first").exists(), "half an answer sheet is no result"
+    assert len(endpoint.requests) - made <= 6, "one call per question was in flight"
+    assert not (parts / "eval" / "first").exists(), "a partial evaluation must not be stored"
     assert evaluated(config, parts) == 0
     assert len(endpoint.requests) == 2 * made
     for name in POLICIES:
@@ -107,7 +107,7 @@ def test_rows_keep_the_order_of_the_questions_when_the_first_takes_longest(
     assert rows[0].steps > max(row.steps for row in rows[1:])
 
 
-def test_failures_are_told_kept_and_counted_as_wrong(
+def test_failures_are_printed_stored_and_counted_as_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = {"other"}
@@ -122,7 +122,7 @@ def test_failures_are_told_kept_and_counted_as_wrong(
     run = tmp_path / "run"
     with serving(unlucky, models=tuple(POLICIES.values())) as endpoint:
         config = recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
-        assert evaluated(config, run) == 4, "one of six is more than 5 %"
+        assert evaluated(config, run) == 4, "one failure in six is more than 5 %"
         told = capsys.readouterr().out
         assert "1 of 6 questions failed under second and count as wrong: EndpointError 1" in told
         assert failures(run) == [("q3", "eval second", "EndpointError")]
@@ -149,7 +149,9 @@ def test_a_policy_that_always_fails_is_in_the_table(
     assert "| second | all | 0.0 | 0.0 | 0.0 | 6 | 6 |" in kept.read_text()
 
 
-def test_evaluations_of_other_settings_lie_apart(tmp_path: Path, config: Path) -> None:
+def test_evaluations_with_other_settings_are_stored_separately(
+    tmp_path: Path, config: Path
+) -> None:
     run = tmp_path / "run"
     for more in ((), ("--set", "agent.max_steps=2"), ("--set", "limits.max_concurrency=3")):
         assert evaluated(config, run, *more) == 0
@@ -165,7 +167,7 @@ def test_evaluations_of_other_settings_lie_apart(tmp_path: Path, config: Path) -
     assert sorted(steps) == [2, 6]
 
 
-def test_a_mix_is_named_after_its_sets(tmp_path: Path) -> None:
+def test_a_mix_of_sets_is_named_after_its_sources(tmp_path: Path) -> None:
     data = {
         "mix": [{"source": "2wiki", "questions": "a"}, {"source": "hotpotqa", "questions": "b"}]
     }
@@ -173,7 +175,7 @@ def test_a_mix_is_named_after_its_sets(tmp_path: Path) -> None:
     assert set_name(load_recipe(path)) == "2wiki+hotpotqa-test"
 
 
-def test_questions_that_trees_were_grown_for_are_no_test(
+def test_annotated_questions_are_refused_as_a_test_set(
     tmp_path: Path,
     config: Path,
     endpoint: FakeEndpoint,

@@ -1,4 +1,4 @@
-"""`evaluation.judge` at a real loopback endpoint: verdicts on stored answers, paid for once."""
+"""`evaluation.judge` against a real loopback endpoint: each stored answer is judged once."""
 
 import json
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from storage.records import Prediction
 from storage.schemas import table_to_records
 
 POLICIES = {"first": "policy", "second": "other"}
-WORDS: dict[str, str] = {}
-"""What the judge says of an answer in this test; else whether it is Paris."""
+JUDGE_REPLIES: dict[str, str] = {}
+"""Replies of the judge by answer; by default, yes for Paris and no for other answers."""
 
 
 def replies(request: dict[str, Any]) -> Any:
-    """The first policy is always right, the other one always says Paris."""
+    """Returns the right answer for the first policy, Paris for the other, or a verdict."""
     user = request["messages"][-1]["content"]
     if request["model"] == "policy":
         (gold,) = (one["answers"][0] for one in QUESTIONS if one["question"] in user)
@@ -32,13 +32,13 @@ def replies(request: dict[str, Any]) -> Any:
     if request["model"] == "other":
         return "<answer>Paris</answer>"
     answer = user.rpartition("Response: ")[2]
-    said = WORDS.get(answer, "Yes." if answer == "Paris" else "no")
+    said = JUDGE_REPLIES.get(answer, "Yes." if answer == "Paris" else "no")
     return failure(400, said) if said == "broken" else said
 
 
 @pytest.fixture
 def endpoint() -> Iterator[FakeEndpoint]:
-    WORDS.clear()
+    JUDGE_REPLIES.clear()
     with serving(replies, models=(*POLICIES.values(), "judge")) as served:
         yield served
 
@@ -64,7 +64,7 @@ def judge_calls(endpoint: FakeEndpoint) -> list[list[dict[str, str]]]:
 JUDGED = "evaluation.judge={}"
 
 
-def test_without_a_judge_nobody_is_asked(
+def test_no_judge_is_called_if_none_is_set(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     run = tmp_path / "run"
@@ -83,8 +83,8 @@ def test_stored_answers_are_judged_once(
     before, answered = predictions(run), len(endpoint.requests)
     assert evaluated(config, run, JUDGED) == 0
     rows, calls = predictions(run), judge_calls(endpoint)
-    assert len(endpoint.requests) == answered + len(calls), "no policy was asked again"
-    assert len(calls) == 10, "both said Paris twice where it is right"
+    assert len(endpoint.requests) == answered + len(calls), "a policy was called again"
+    assert len(calls) == 10, "both policies give the same answer, Paris, to two questions"
     assert "judge: 12 answers, at most 10 calls of judge" in capsys.readouterr().out
     assert [row.judge for row in rows] == [float(row.prediction == "Paris") for row in rows]
     assert {row.judge_model for row in rows} == {"judge"}
@@ -92,7 +92,9 @@ def test_stored_answers_are_judged_once(
     assert bare == before
     system, user = calls[0]
     assert "one word" in system["content"]
-    assert user["content"].startswith("Correct answers: "), "it sees no question"
+    assert user["content"].startswith("Correct answers: "), (
+        "this prompt does not contain the question"
+    )
     (table,) = (run / "eval").glob("*.md")
     assert "| EM | F1 | cover-EM | judge |" in table.read_text()
     (about,) = (run / "eval").glob("*.json")
@@ -103,26 +105,26 @@ def test_stored_answers_are_judged_once(
     assert predictions(run) == rows
 
 
-def test_replies_of_another_word_are_no_verdict(
+def test_replies_that_cannot_be_read_give_no_verdict(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    WORDS["Tokyo"], WORDS["Yen"] = "yes and no", "broken"
+    JUDGE_REPLIES["Tokyo"], JUDGE_REPLIES["Yen"] = "yes and no", "broken"
     assert evaluated(config, run, JUDGED) == 4
     rows = predictions(run)
-    assert {row.judge for row in rows if row.prediction in WORDS} == {None}
+    assert {row.judge for row in rows if row.prediction in JUDGE_REPLIES} == {None}
     assert {row.judge for row in rows if row.prediction == "Paris"} == {1.0}
     told = capsys.readouterr().out
     assert "judge: 4 of 10 calls returned no verdict: EndpointError 2, neither word 2" in told
     assert "judge: 4 of 12 answers lack a readable verdict" in told
     made = len(judge_calls(endpoint))
-    WORDS["Yen"] = "no"
+    JUDGE_REPLIES["Yen"] = "no"
     assert evaluated(config, run, JUDGED, "limits.max_failed_share=1") == 0
     again = [messages[-1]["content"] for messages in judge_calls(endpoint)[made:]]
-    assert again == ["Correct answers: Yen\nResponse: Yen"] * 2, "stored words are paid"
+    assert again == ["Correct answers: Yen\nResponse: Yen"] * 2, "only failed calls are repeated"
 
 
-def test_a_limit_stops_the_judge_and_the_rest_continues(
+def test_judging_resumes_after_a_limit(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -132,7 +134,9 @@ def test_a_limit_stops_the_judge_and_the_rest_continues(
     slow = "limits.max_questions_in_flight=1"
     assert evaluated(config, run, JUDGED, limit, slow) == 3
     assert len(judge_calls(endpoint)) == 2
-    assert {row.judge for row in predictions(run)} == {None}, "half a verdict is none"
+    assert {row.judge for row in predictions(run)} == {None}, (
+        "verdicts are stored only if all calls are done"
+    )
     assert evaluated(config, run, JUDGED) == 0
     seeds = [r["seed"] for r in endpoint.requests if r["model"] == "judge"]
     assert len(set(seeds)) == len(seeds) == len(endpoint.requests) - answered
@@ -140,7 +144,7 @@ def test_a_limit_stops_the_judge_and_the_rest_continues(
     assert [row.judge for row in predictions(whole)] == [row.judge for row in predictions(run)]
 
 
-def test_the_other_prompt_sees_the_question_and_the_whole_reply(
+def test_true_false_prompt_contains_the_question_and_the_whole_reply(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     run = tmp_path / "run"
@@ -148,11 +152,13 @@ def test_the_other_prompt_sees_the_question_and_the_whole_reply(
     assert evaluated(config, run, how, "limits.max_failed_share=1") == 0
     texts = [messages[-1]["content"] for messages in judge_calls(endpoint)]
     assert texts and all(text.startswith("Question: ") for text in texts)
-    assert all("‹answer›" in text for text in texts), "inert, and whole"
-    assert {row.judge for row in predictions(run)} == {None}, "yes and no are not its words"
+    assert all("‹answer›" in text for text in texts), "the reply is complete, with its tags escaped"
+    assert {row.judge for row in predictions(run)} == {None}, (
+        "yes and no are not verdicts of this prompt"
+    )
 
 
-def test_failed_questions_and_questions_without_an_answer_are_wrong(
+def test_failed_questions_and_missing_answers_count_as_wrong(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unlucky(request: dict[str, Any]) -> Any:
@@ -167,7 +173,7 @@ def test_failed_questions_and_questions_without_an_answer_are_wrong(
     with serving(unlucky, models=(*POLICIES.values(), "judge")) as endpoint:
         here = (f"policy.base_url={endpoint.base_url}", f"judge.base_url={endpoint.base_url}")
         assert evaluated(config, run, JUDGED, *here, "limits.max_failed_share=0.5") == 0
-        assert len(judge_calls(endpoint)) == 5, "one call for an answer that both gave"
+        assert len(judge_calls(endpoint)) == 5, "one call per distinct answer to a question"
     rows = {(row.policy, row.question_id): row for row in predictions(run)}
     assert rows["first", "q6"].prediction is None
     assert (rows["first", "q6"].judge, rows["first", "q1"].judge) == (0.0, 1.0)
@@ -176,7 +182,7 @@ def test_failed_questions_and_questions_without_an_answer_are_wrong(
     assert (kept["judge"], kept["counts"]["judge"]) == (pytest.approx(4 / 6), 6)
 
 
-def test_a_judge_takes_over_what_it_does_not_say(config: Path) -> None:
+def test_answer_judge_inherits_settings_that_are_not_set(config: Path) -> None:
     plain = load_recipe(config, [JUDGED])
     assert plain.answer_judge == plain.judge
     warm = load_recipe(config, [JUDGED, "judge.temperature=0.7", "judge.max_new_tokens=8"])
@@ -205,7 +211,7 @@ def test_a_judge_takes_over_what_it_does_not_say(config: Path) -> None:
         ),
     ],
 )
-def test_a_judge_that_cannot_be_asked_is_refused(
+def test_incomplete_judge_settings_are_refused(
     config: Path, settings: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -1,4 +1,4 @@
-"""Which extras a recipe needs: of the recipe that the stage will take, with what ARGS changes."""
+"""Extras that a stage needs, by its recipe and the settings in ARGS."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", False),
     ],
 )
-def test_the_recipe_that_the_stage_will_take_decides(
+def test_extras_are_those_of_the_recipe_that_the_stage_uses(
     given: str, dense: bool, own_folder: Path
 ) -> None:
     studies = own_folder / "configs" / "evo-studies.yaml"
@@ -75,7 +75,7 @@ def test_the_recipe_that_the_stage_will_take_decides(
         ("", False),
     ],
 )
-def test_what_the_arguments_change_counts(
+def test_settings_in_the_arguments_change_the_extras(
     words: str, dense: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert required_extras(["annotate"], words) == (("dense",) if dense else ())
@@ -83,13 +83,13 @@ def test_what_the_arguments_change_counts(
 
 
 @pytest.mark.parametrize("text", ["", "[", "- a", "name: x\nretrieval: 5\n", "\x00"])
-def test_a_faulty_recipe_is_left_to_the_stage(text: str, own_folder: Path) -> None:
+def test_a_faulty_recipe_needs_no_extras(text: str, own_folder: Path) -> None:
     (own_folder / "faulty.yaml").write_text(text)
     assert required_extras(["annotate", "--config=faulty.yaml"]) == ()
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
-def test_an_extra_that_a_recipe_lacks_is_one_that_make_installs(
+def test_extras_of_a_recipe_agree_with_the_checks_of_load_recipe(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> None:

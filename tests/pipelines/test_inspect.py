@@ -1,4 +1,4 @@
-"""`inspect`: all formats hold the whole result, and a terminal without SQL gets a prompt."""
+"""`inspect`: all formats print the whole result, and a terminal without SQL gets a prompt."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ LONG = "a | long\n\x1b[31mred\x1b[0m 東京 " + "text " * 100
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A grown run, and its relabelling `half`, under which every reward differs."""
+    """Annotated run with a relabelling `half` that changes every reward."""
     folder = tmp_path_factory.mktemp("inspect")
     run = folder / "run"
     with serving(policy) as endpoint:
@@ -64,7 +64,7 @@ def output(run: Path, *more: str, sql: str = "", code: int = 0) -> str:
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "md"])
 def test_ctrl_c_ends_a_long_output(run: Path, form: str) -> None:
-    """The rows are printed while the query runs: no memory could hold all of them."""
+    """Checks that rows are printed while the query runs, as the result does not fit in memory."""
     limited = ("sh", "-c", 'ulimit -d 4000000; exec "$@"', "sh")  # in KiB
     child = subprocess.Popen(
         [*limited, *BRANCHWISE, "inspect", "--run", str(run), "--format", form],
@@ -102,7 +102,7 @@ def connect(*given):
 original, views.connect = views.connect, connect
 main()
 """
-"""`branchwise` with an SQL function that sends SIGINT to the process."""
+"""Program: `branchwise` with an SQL function that sends SIGINT to the process."""
 
 
 def test_ctrl_c_ends_a_query_without_output(run: Path) -> None:
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_a_query_without_output(run: Path) -> None:
     assert ended.stdout == "interrupted; rerun the same command to resume\n"
 
 
-def test_a_long_result_has_one_head_in_data_formats(run: Path) -> None:
+def test_a_long_result_has_one_header_in_data_formats(run: Path) -> None:
     rows = list(range(2500))
     sql = f"select * from range({len(rows)})"
     assert output(run, "--format", "csv", sql=sql).split() == ["range", *map(str, rows)]
@@ -146,12 +146,12 @@ def test_csv_and_json_hold_the_stored_values(run: Path) -> None:
     assert parsed["chosen"] == json.loads(row["chosen"])
 
 
-def test_json_keeps_columns_of_one_name(run: Path) -> None:
+def test_json_keeps_columns_with_the_same_name(run: Path) -> None:
     (row,) = json.loads(output(run, "--format", "json", sql="select 1 as a, 2 as a"))
     assert row == {"a": 1, "a_2": 2}
 
 
-def test_a_redirected_table_cuts_no_cell(run: Path) -> None:
+def test_cells_of_a_redirected_table_are_not_cut(run: Path) -> None:
     text = output(run, sql=f"select {', '.join(f'{QUOTED} as c{n}' for n in range(4))}")
     assert text.count("text " * 99) == 4
     assert "\x1b" not in text
@@ -164,7 +164,7 @@ def test_markdown_has_a_line_per_row(run: Path) -> None:
     assert row.startswith(r"| a \| long ")
 
 
-def test_a_relabelling_replaces_trees_and_pairs(run: Path) -> None:
+def test_label_selects_trees_and_pairs_of_a_relabelling(run: Path) -> None:
     sql = "select * from pairs"
     for table, more in (("pairs", ()), ("relabelled/half/pairs", ("--label", "half"))):
         shown = json.loads(output(run, "--format", "json", *more, sql=sql))
@@ -181,7 +181,7 @@ def test_csv_of_several_tables_is_refused(run: Path) -> None:
 
 
 def test_a_terminal_without_sql_gets_a_prompt(run: Path) -> None:
-    """Ctrl-C during a query, one over two lines, a wrong one with DuckDB's suggestion, Ctrl-D."""
+    """Types Ctrl-C in a query, a query of two lines, a wrong one with a suggestion, and Ctrl-D."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [*BRANCHWISE, "inspect", "--run", str(run)],

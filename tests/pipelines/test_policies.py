@@ -25,7 +25,7 @@ UNKNOWN = {"id": "u1", "question": "Who is the mayor?", "answers": [], "answerab
 
 
 def searching(request: dict[str, Any]) -> str:
-    """A policy of EVO-RAG: one search, then an answer, or a refusal where there is none."""
+    """EVO-RAG policy: one search, then an answer, or a refusal of the unanswerable question."""
     user = request["messages"][-1]["content"]
     if "Search: " not in user:
         return "<search>capital</search>"
@@ -77,7 +77,7 @@ def predictions(run: Path, policy: str, name: str) -> dict[str, Prediction]:
     return {row.question_id: row for row in table_to_records(table, Prediction)}
 
 
-def test_each_policy_is_asked_in_its_own_protocol_and_at_its_own_endpoint(
+def test_each_policy_uses_its_own_protocol_settings_and_endpoint(
     tmp_path: Path, config: Path, here: FakeEndpoint, there: FakeEndpoint
 ) -> None:
     run, baselines = tmp_path / "run", "evaluation.baselines=[closed-book]"
@@ -98,14 +98,14 @@ def test_each_policy_is_asked_in_its_own_protocol_and_at_its_own_endpoint(
     cells = {row.split(" | ")[0]: row.split(" | ")[-1] for row in table if " | all | " in row}
     assert cells["| first"] == "reasonrag |"
     assert cells["| second"] == "evo-rag |"
-    assert cells["| closed-book"] == "– |", "a baseline's protocol is its own"
+    assert cells["| closed-book"] == "– |", "a baseline has no protocol in the table"
     assert any(row.startswith("| second − first | all | 6 | ") for row in table), "paired by id"
     made = len(here.requests) + len(there.requests)
     assert evaluated(config, run, baselines, "evaluation.baseline_model=untrained") == 0
     assert len(here.requests) + len(there.requests) == made
 
 
-def test_a_budget_of_its_own_ends_a_trajectory(tmp_path: Path, config: Path) -> None:
+def test_max_steps_of_a_policy_limits_its_trajectories(tmp_path: Path, config: Path) -> None:
     assert evaluated(config, tmp_path / "run", "evaluation.policies.second.max_steps=1") == 0
     (kept,) = (tmp_path / "run" / "eval").glob("*.json")
     deciding = json.loads(kept.read_text())["policies"]
@@ -116,7 +116,7 @@ def test_a_budget_of_its_own_ends_a_trajectory(tmp_path: Path, config: Path) -> 
     assert {row.steps for row in rows} == {1}
 
 
-def test_a_block_that_says_what_the_recipe_says_is_the_same_evaluation(
+def test_a_block_that_repeats_the_recipe_is_the_same_evaluation(
     tmp_path: Path, config: Path
 ) -> None:
     run = tmp_path / "run"
@@ -125,7 +125,7 @@ def test_a_block_that_says_what_the_recipe_says_is_the_same_evaluation(
     assert len(list((run / "eval").glob("*.json"))) == 1
 
 
-def test_what_a_policy_leaves_out_is_the_recipe_s(config: Path) -> None:
+def test_a_policy_inherits_missing_settings_from_the_recipe(config: Path) -> None:
     def second(block: str) -> Recipe:
         return load_recipe(config, [f"evaluation.policies={{it: {block}}}"]).policy_recipes("r")[
             "it"
@@ -145,11 +145,11 @@ def test_what_a_policy_leaves_out_is_the_recipe_s(config: Path) -> None:
     assert embedded.policy.top_p == ours.policy.top_p
 
 
-def test_a_block_has_settings_of_two_others() -> None:
+def test_settings_of_models_and_agents_have_different_names() -> None:
     assert not ModelSettings.model_fields.keys() & AgentSettings.model_fields.keys()
 
 
-def test_a_recipe_is_kept_as_it_was_given(config: Path) -> None:
+def test_a_dumped_recipe_has_only_the_policy_settings_that_were_given(config: Path) -> None:
     kept = load_recipe(config).model_dump(mode="json")["evaluation"]["policies"]
     assert kept["first"] == "policy"
     assert kept["second"].keys() >= {"model", "protocol", "max_steps", "engine", "base_url"}
@@ -172,18 +172,20 @@ def test_a_recipe_is_kept_as_it_was_given(config: Path) -> None:
         ("{model: p, api_key_env: sk_live0123456789abcdefg}", "evaluation.policies.mine.api_key"),
     ],
 )
-def test_a_mistaken_policy_is_refused_in_words(config: Path, block: str, says: str) -> None:
+def test_an_invalid_policy_is_refused_with_its_setting_name(
+    config: Path, block: str, says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         load_recipe(config, [f"evaluation.policies={{mine: {block}}}"])
 
 
-def test_an_endpoint_without_an_address_is_refused(tmp_path: Path) -> None:
+def test_an_endpoint_policy_without_base_url_is_refused(tmp_path: Path) -> None:
     path = recipe(tmp_path, "", policy={"engine": "openvino"})
     with pytest.raises(ConfigError, match=r"policies\.mine\.base_url is not set"):
         load_recipe(path, ["evaluation.policies={mine: {model: m, engine: openai}}"])
 
 
-def test_an_endpoint_of_its_own_has_a_price_of_its_own(config: Path) -> None:
+def test_a_policy_with_its_own_endpoint_needs_its_own_price(config: Path) -> None:
     price = {"input": 1, "output": 1}
     more = ["limits.max_usd=1", f"policy.price_per_million={price}"]
     with pytest.raises(ConfigError, match=r"policies\.second\.price_per_million does not set"):
@@ -191,7 +193,7 @@ def test_an_endpoint_of_its_own_has_a_price_of_its_own(config: Path) -> None:
     assert load_recipe(config, [*more, f"evaluation.policies.second.price_per_million={price}"])
 
 
-def test_questions_that_a_policy_was_trained_on_are_no_test(
+def test_questions_that_a_policy_was_trained_on_are_refused(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grown = ["annotate", "--config", str(config), "--run", str(tmp_path / "grown"), "--limit", "2"]
@@ -203,7 +205,7 @@ def test_questions_that_a_policy_was_trained_on_are_no_test(
     assert f"were annotated or trained on in {tmp_path}/grown" in capsys.readouterr().out
 
 
-def test_weights_that_are_missing_are_named_before_any_call(
+def test_missing_weights_are_an_error_before_any_call(
     tmp_path: Path,
     config: Path,
     here: FakeEndpoint,

@@ -1,4 +1,4 @@
-"""`branchwise schedule`: the weights of both stages by policy call, and what they silence."""
+"""`branchwise schedule`: weights of both stages by policy call, and silenced comparisons."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ def rows_of(path: Path) -> list[list[str]]:
     return [line.split(",") for line in path.read_text().splitlines()]
 
 
-def test_weights_by_policy_call_and_what_they_silence(tmp_path: Path) -> None:
+def test_schedule_writes_the_weights_of_both_stages_by_policy_call(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert schedule(run, "--set", "agent.max_steps=4", "--set", "rewards.horizon=2") == 0
     head, *calls = rows_of(run / "study" / "schedule-refinement.csv")
     answer = head.index("answer")
-    # Table 1: κ from 0.1 to 1.0 within T = 2 calls; what comes later is at the end.
+    # Table 1: κ from 0.1 to 1.0 within T = 2 calls; later calls have the final weights.
     told = [(row[0], row[1], row[answer]) for row in calls]
     assert told == [
         ("0", "0.00", "0.100"),
@@ -39,10 +39,10 @@ def test_weights_by_policy_call_and_what_they_silence(tmp_path: Path) -> None:
         "Refinement: weights of the schedule time-dynamic"
         in (run / "study" / "schedule.md").read_text()
     )
-    check_run_folder(run)  # it is still nobody's
+    check_run_folder(run)  # the folder can still be used for a new run
 
 
-def test_what_is_silenced_is_counted_by_stage(
+def test_silenced_comparisons_are_counted_by_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert schedule(tmp_path / "run", "--dry-run", "--json") == 0
@@ -57,7 +57,7 @@ def test_what_is_silenced_is_counted_by_stage(
     assert found["refinement"][right_wrong] == {"silenced": 2, "kept": 7}
 
 
-def test_a_recipe_without_the_rewards_has_no_schedule(
+def test_a_recipe_of_another_reward_scheme_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert schedule(tmp_path / "run", "--config", "configs/atlas.yaml") == 2

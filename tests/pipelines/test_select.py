@@ -24,14 +24,14 @@ READER = {"model": "policy", "protocol": "arena"}
 STAGES = {"1": {"medium": 1}, "2": {"medium": 2, "difficult": 2}}
 SETTINGS = {"rollouts": 8, "easy": 1, "medium": 3, "stages": STAGES}
 RIGHT_AT = {"q1": 1, "q2": 2, "q3": 3, "q4": 5, "q5": 8, "q6": None}
-"""Which rollout is the first right one."""
+"""Number of the first right rollout, from 1, by question."""
 
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Rater:
-    """Searches once, then answers; right in the rollouts of `RIGHT_AT`."""
+    """Policy that searches once, then answers; right in the rollouts of `RIGHT_AT`."""
 
     def __init__(self) -> None:
         self.rollouts = Counter[str]()
@@ -61,7 +61,7 @@ def rows_of(run: Path) -> dict[str, Difficulty]:
 
 
 def stage(tmp_path: Path, run: Path, name: str, config: Path) -> tuple[Question, ...]:
-    """The questions of a stage, as a recipe's `data` reads them."""
+    """Loads the questions of a stage through `data` of the recipe."""
     file = run / "select" / f"stage-{name}.jsonl"
     data = load_recipe(config, [f"data.questions={file}"]).data
     return load_data(data, seed=0).questions
@@ -91,7 +91,7 @@ def test_questions_are_labelled_by_their_first_right_rollout(
     assert all(q.question == asked[q.id] and q.extra["source"] == "jsonl" for q in two)
 
 
-def test_nothing_is_paid_twice_and_another_draw_is_free(
+def test_calls_are_not_repeated_and_stages_are_redrawn_without_calls(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
@@ -102,7 +102,8 @@ def test_nothing_is_paid_twice_and_another_draw_is_free(
     assert branchwise("select", config, run, *other) == 0
     assert Counter(row.label for row in rows_of(run).values())["easy"] == 2
     assert len(stage(tmp_path, run, "all", config)) == 2
-    (run / "manifest.json").unlink()  # no row is committed any more, all calls are in the ledger
+    # No row is committed any more, but all calls are in the ledger.
+    (run / "manifest.json").unlink()
     assert branchwise("select", config, run) == 0
     assert rows_of(run) == rows
     assert len(endpoint.requests) == made
@@ -110,7 +111,7 @@ def test_nothing_is_paid_twice_and_another_draw_is_free(
     assert len(endpoint.requests) == made + 3, "one more rollout of the unsolved question"
 
 
-def test_a_changed_rater_is_told_to_cost_all_questions_again(
+def test_a_dry_run_counts_the_calls_of_a_changed_rater(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
@@ -123,7 +124,7 @@ def test_a_changed_rater_is_told_to_cost_all_questions_again(
     assert "for 6 questions" in capsys.readouterr().out
 
 
-def test_labels_need_no_endpoint_once_they_are_there(tmp_path: Path) -> None:
+def test_a_rerun_with_stored_labels_needs_no_endpoint(tmp_path: Path) -> None:
     with serving(Rater()) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS), tmp_path / "run"
         assert branchwise("select", config, run) == 0
@@ -134,7 +135,9 @@ def test_labels_need_no_endpoint_once_they_are_there(tmp_path: Path) -> None:
     assert file.read_text() == before
 
 
-def test_a_rater_with_settings_of_its_own(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+def test_a_rater_uses_its_own_settings_and_the_key_is_not_sent_elsewhere(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
     rater = {"model": "other", "max_steps": 4, "max_new_tokens": 50, "temperature": 0.7}
     settings = {**SETTINGS, "policy": rater}
     config = recipe(tmp_path, endpoint.base_url, difficulty=settings)
@@ -150,7 +153,7 @@ def test_a_rater_with_settings_of_its_own(tmp_path: Path, endpoint: FakeEndpoint
         assert all("test-key" not in str(headers) for headers in there.headers)
 
 
-def test_the_cost_is_told_before_any_call(
+def test_a_dry_run_prints_the_cost_before_any_call(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url)
@@ -167,7 +170,7 @@ def test_the_cost_is_told_before_any_call(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_limit_stops_the_run_and_the_rest_gives_the_same_labels(tmp_path: Path) -> None:
+def test_a_run_resumed_after_a_limit_gives_the_same_labels(tmp_path: Path) -> None:
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
         whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -176,15 +179,19 @@ def test_a_limit_stops_the_run_and_the_rest_gives_the_same_labels(tmp_path: Path
         one = ("--set", "limits.max_questions_in_flight=1")
         assert branchwise("select", config, parts, *one, "--set", "limits.max_tokens=100") == 3
         with Ledger(parts / "ledger.sqlite") as ledger:
-            assert ledger.totals().calls == len(endpoint.requests) - made, "what was paid is stored"
+            assert ledger.totals().calls == len(endpoint.requests) - made, (
+                "every paid call is stored"
+            )
         assert not (parts / "select" / "stage-2.jsonl").exists()
-        assert rows_of(parts).keys() < rows_of(whole).keys(), "what was rated is kept"
+        assert rows_of(parts).keys() < rows_of(whole).keys(), (
+            "only some questions are rated before the limit"
+        )
         branchwise("select", config, parts)
         assert len(endpoint.requests) == 2 * made
     assert rows_of(parts) == rows_of(whole)
 
 
-def test_a_failed_question_is_a_row_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_question_is_stored_and_retried(tmp_path: Path) -> None:
     broken = True
 
     def unlucky(request: dict[str, Any]) -> Any:
@@ -195,7 +202,7 @@ def test_a_failed_question_is_a_row_and_is_tried_again(tmp_path: Path) -> None:
     with serving(unlucky) as endpoint:
         config = recipe(tmp_path, endpoint.base_url, difficulty={**SETTINGS, "stages": {}})
         run = tmp_path / "run"
-        assert branchwise("select", config, run) == 4, "one of six is more than 5 %"
+        assert branchwise("select", config, run) == 4, "one failure in six is more than 5 %"
         (failed,) = table_to_records(read_parts(run, "select/failures"), Failure)
         assert (failed.question_id, failed.stage) == ("q3", "select")
         assert "q3" not in rows_of(run)
@@ -206,7 +213,7 @@ def test_a_failed_question_is_a_row_and_is_tried_again(tmp_path: Path) -> None:
     assert rows_of(run).keys() == RIGHT_AT.keys()
 
 
-def test_an_empty_stage_is_told_and_leaves_no_file(
+def test_an_empty_stage_is_an_error_and_has_no_file(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
@@ -232,7 +239,7 @@ def test_an_empty_stage_is_told_and_leaves_no_file(
         ({"difficulty": {"policy": "models/none"}, "policy": {}}, "models/none"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_rated_is_refused_before_any_call(
+def test_unusable_settings_are_refused_before_any_call(
     tmp_path: Path,
     endpoint: FakeEndpoint,
     changes: dict[str, Any],
@@ -256,10 +263,10 @@ def test_an_engine_that_cannot_continue_a_turn_is_refused(
         assert branchwise("select", config, run) == 1
         assert "`r1-searcher` needs to continue a turn" in capsys.readouterr().out
         assert endpoint.requests == []
-        assert not run.exists(), "so that a mended recipe may use the folder"
+        assert not run.exists(), "so that a corrected recipe can use the folder"
 
 
-def test_a_rater_of_r1_searcher_rates_a_recipe_of_another_protocol(tmp_path: Path) -> None:
+def test_a_rater_may_have_another_protocol_than_the_recipe(tmp_path: Path) -> None:
     def searching(request: dict[str, Any]) -> str:
         turn = bytes(request["prompt"]).decode()
         answer = ("Paris", "Tokyo", "Yen")[int(request["seed"]) % 3]
@@ -278,11 +285,11 @@ def test_a_rater_of_r1_searcher_rates_a_recipe_of_another_protocol(tmp_path: Pat
             ("<|end_of_query|>", "</answer>")
         }
         (run / "manifest.json").unlink()
-        assert branchwise("select", config, run) == 0, "token ids are replayed, too"
+        assert branchwise("select", config, run) == 0, "calls with token ids are replayed, too"
         assert (rows_of(run), len(endpoint.requests)) == (rows, made)
 
 
-def test_a_rater_that_is_never_right_is_told(
+def test_a_warning_is_printed_if_the_rater_is_never_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(lambda _: "I would rather chat.") as endpoint:
@@ -293,7 +300,7 @@ def test_a_rater_that_is_never_right_is_told(
     assert "no rollout was right" in told
 
 
-def test_questions_without_an_answer_are_left_out(
+def test_unanswerable_questions_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = {"id": "u", "question": "Who is mayor?", "answers": [], "answerable": False}

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recipe whose policy vLLM serves."""
+    """Recipe with a policy that vLLM serves."""
     monkeypatch.setenv(VARIABLE, fake_vllm.install(tmp_path))
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     policy = {"engine": "vllm", "model": str(fake_vllm.write_policy(tmp_path))}
@@ -37,7 +37,7 @@ def annotate(recipe: Path, *more: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_a_stage_starts_its_server_and_goes_on_with_another_one(recipe: Path) -> None:
+def test_a_resumed_stage_starts_another_server(recipe: Path) -> None:
     folder, run = recipe.parent, recipe.parent / "run"
     assert annotate(recipe, "--set", "limits.max_tokens=400") == 3
     assert annotate(recipe) == 0
@@ -54,7 +54,7 @@ def test_a_stage_starts_its_server_and_goes_on_with_another_one(recipe: Path) ->
     assert len(fake_vllm.kept(folder, "starts")) == 2, "a finished run starts no server"
     (digest,) = set(read_parts(run, "trees", ["policy_digest"])["policy_digest"].to_pylist())
     name = words_after("--lora-modules", starts[0]["words"]).partition("=")[0]
-    assert name == f"branchwise-{digest[:16]}", "rows and server name the same weights"
+    assert name == f"branchwise-{digest[:16]}", "rows and server have the same name for the weights"
 
 
 def words_after(option: str, words: list[str]) -> str:
@@ -62,7 +62,9 @@ def words_after(option: str, words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_serve_says_where_and_ends_with_its_server(recipe: Path, sent: signal.Signals) -> None:
+def test_serve_prints_its_address_and_ends_with_its_server(
+    recipe: Path, sent: signal.Signals
+) -> None:
     pipe = recipe.parent / "alive"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -84,12 +86,12 @@ def test_serve_says_where_and_ends_with_its_server(recipe: Path, sent: signal.Si
     assert totals["model"] in said
     assert totals["base_url"].startswith("http://127.0.0.1:")
     os.set_blocking(reading, True)
-    assert os.read(reading, 1) == b"", "no process of the server is left"
+    assert os.read(reading, 1) == b"", "a process of the server is still running"
     os.close(reading)
 
 
 @pytest.mark.parametrize("role", ["judge", "verifier"])
-def test_serve_needs_the_role_that_it_is_asked_for(
+def test_serve_refuses_a_role_that_the_recipe_lacks(
     recipe: Path, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -98,7 +100,7 @@ def test_serve_needs_the_role_that_it_is_asked_for(
     assert f"the recipe lacks a `{role}` block" in capsys.readouterr().out
 
 
-def test_each_role_serves_its_own_block() -> None:
+def test_served_settings_are_those_of_the_role() -> None:
     address = "http://127.0.0.1:1/v1"
     verifier = f"{{engine: openai, base_url: '{address}', model: m, weights: hub:o/m}}"
     recipe = load_recipe(Path("configs/evo-rag.yaml"), [f"verifier={verifier}"])

@@ -1,4 +1,4 @@
-"""`branchwise serve-index`: another machine searches this recipe's index."""
+"""`branchwise serve-index`: serves the index of a recipe to other machines."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tiny_dataset.recipe(tmp_path, "http://127.0.0.1:9/v1")
 
 
-def test_another_process_finds_what_the_index_finds(recipe: Path) -> None:
+def test_a_served_index_returns_the_results_of_the_local_index(recipe: Path) -> None:
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""`docs/settings.md` is what `branchwise settings` prints: every setting, and what it means."""
+"""`docs/settings.md` is the output of `branchwise settings`: all settings and their meaning."""
 
 from pathlib import Path
 
@@ -13,24 +13,24 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 RECIPE = Recipe.model_validate({"name": "run", "difficulty": {"stages": {}}})
 
 
-def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_page_is_the_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_stage(parser().parse_args(["settings"])) == 0
     printed = capsys.readouterr().out
     kept = GUIDE.read_text(encoding="utf-8")
-    assert printed == kept, "write it anew: branchwise settings > docs/settings.md"
+    assert printed == kept, "rebuild it: branchwise settings > docs/settings.md"
 
 
-def test_every_setting_of_a_recipe_is_there() -> None:
+def test_settings_page_contains_all_settings_of_a_recipe() -> None:
     named = {f"{at}.{name}".lstrip(".") for one in blocks() for at in one.names for name in one.own}
     assert named >= set(flat(RECIPE.model_dump(mode="json"))) - {
         "judge", "verifier", "evaluation.set", "evaluation.judge", "policy.price_per_million",
         "difficulty.policy", "training.warm_start.reading",
     }  # fmt: skip
     assert {"judge.model", "verifier.model", "training.lora.r"} <= named
-    assert {"rewards.schedule", "rewards.alpha"} <= named, "of every scheme"
+    assert {"rewards.schedule", "rewards.alpha"} <= named, "settings of all reward schemes"
 
 
-def test_a_row_says_default_values_and_meaning() -> None:
+def test_rows_contain_default_values_and_meaning() -> None:
     lines = page().splitlines()
     (alpha,) = (line for line in lines if line.startswith("| `alpha` | `0.9`"))
     assert alpha == "| `alpha` | `0.9` | number, > 0, ≤ 1 | Discount per step, in (0, 1]. |"

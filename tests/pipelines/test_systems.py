@@ -1,4 +1,4 @@
-"""Every system through the same stages, a sixth one that a test registers included.
+"""Every system in the same stages, including a system that the test registers.
 
 The policy is an endpoint that continues token ids, as vLLM does.
 """
@@ -41,7 +41,7 @@ def begun(request: dict[str, Any]) -> str:
 
 
 def looping(documents: str, note: str) -> Callable[[dict[str, Any]], str]:
-    """Searches once, notes what came, answers; now and then writes no action."""
+    """Returns a policy that searches once, notes the result, answers, and sometimes fails."""
 
     def policy(request: dict[str, Any]) -> str:
         seed, turn = int(request["seed"]), begun(request)
@@ -73,7 +73,7 @@ def citing(request: dict[str, Any]) -> str:
 
 
 class Guessing(AgentProtocol):
-    """A sixth protocol: one guess."""
+    """Protocol that the test registers: one guess."""
 
     name = "guessing"
     prompts = {"system": "Guess."}  # noqa: RUF012
@@ -89,7 +89,7 @@ class Guessing(AgentProtocol):
 
 
 class LengthSettings(SchemeSettings):
-    """Settings of a sixth scheme.
+    """Settings of the reward scheme that the test registers.
 
     Attributes:
         most: Longest answer that earns anything, in characters.
@@ -100,7 +100,7 @@ class LengthSettings(SchemeSettings):
 
 
 class Length(RewardScheme):
-    """A sixth scheme: short answers are right answers."""
+    """Reward scheme that the test registers: short answers are right."""
 
     settings_class = LengthSettings
     settings: LengthSettings
@@ -181,7 +181,7 @@ def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
     )
 
 
-def test_a_system_annotates_relabels_and_is_evaluated(
+def test_each_system_can_be_annotated_relabelled_and_evaluated(
     system: str, tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     run = tmp_path / "run"
@@ -190,11 +190,11 @@ def test_a_system_annotates_relabels_and_is_evaluated(
     trees = read_parts(run, "trees").to_pylist()
     pairs = read_parts(run, "pairs").to_pylist()
     assert len({row["question_id"] for row in trees}) == len(QUESTIONS)
-    assert pairs, "or there is nothing to learn from"
+    assert pairs, "no pairs to train on"
     assert all(pair["chosen_reward"] > pair["rejected_reward"] for pair in pairs)
     assert branchwise("annotate", config, run) == 0
     assert branchwise("relabel", config, run, "--label", "same") == 0
-    assert len(endpoint.requests) == made, "nothing is asked twice, nor for a label"
+    assert len(endpoint.requests) == made, "neither a rerun nor a relabelling makes calls"
     again = read_parts(run, "relabelled/same/pairs").to_pylist()
     key = "pair_id"
     assert {p[key]: p["reward_gap"] for p in again} == {p[key]: p["reward_gap"] for p in pairs}
@@ -219,7 +219,7 @@ def test_a_system_annotates_relabels_and_is_evaluated(
     assert all(row[verdicts[system]] is not None for row in rows)
 
 
-def test_a_server_that_knows_no_ids_is_refused_before_any_call(
+def test_a_server_without_token_ids_is_refused_before_any_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""`train-grpo`: what it refuses, what it says before it begins, and what a kill leaves of it."""
+"""`train-grpo`: refused settings, dry runs, and resuming after a kill."""
 
 import signal
 import socket
@@ -34,8 +34,8 @@ GRPO = {
 
 
 @dataclass
-class Desk:
-    """A folder with a recipe, where the stage runs.
+class Workspace:
+    """Folder with a recipe, in which the stage runs.
 
     Attributes:
         policy, grpo: Blocks of the recipe.
@@ -58,13 +58,13 @@ class Desk:
         )
 
     def refused(self, capsys: pytest.CaptureFixture[str]) -> str:
-        """Returns why the stage is refused; nothing may be left of it."""
+        """Returns the output of a refused stage, after a check that it wrote no files."""
         assert self.code() == 2
         assert not (self.folder / "run").exists() and not (self.folder / "models").exists()
         return capsys.readouterr().out
 
     def code(self, *more: str) -> int:
-        """Runs the stage in this process."""
+        """Runs the stage in this process and returns its exit code."""
         words = ("--config", str(self.config), "--run", str(self.folder / "run"), *more)
         with pytest.raises(SystemExit) as ended:
             main(["train-grpo", *words])
@@ -72,58 +72,58 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    return Desk(
+    return Workspace(
         tmp_path,
         {"engine": "openvino", "model": "packaged", "temperature": 1.0, "top_p": 1.0},
         GRPO,
     )
 
 
-def test_it_trains_an_adapter_and_not_all_weights(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+def test_training_without_lora_is_refused(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert desk.code("--dry-run", "--set", "training.lora=null") == 2
+    assert workspace.code("--dry-run", "--set", "training.lora=null") == 2
     assert "training.lora is null" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_what_it_costs_and_makes_nothing(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+def test_a_dry_run_prints_the_cost_and_writes_nothing(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert desk.code("--dry-run", "--limit", "4", "--name", "mine") == 0
+    assert workspace.code("--dry-run", "--limit", "4", "--name", "mine") == 0
     said = capsys.readouterr().out
     assert "protocol search-r1, 4 questions" in said and "models/run/mine" in said
     assert "3 batches of 2 questions, 4 rollouts each; at most 24 rollouts and 96 calls" in said
     assert "expected calls: 24 to 96 for 24 rollouts; bounds from the recipe" in said
-    assert not (desk.folder / "run").exists() and not (desk.folder / "models").exists()
+    assert not (workspace.folder / "run").exists() and not (workspace.folder / "models").exists()
 
 
-def test_rollouts_that_cannot_differ_are_refused(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+def test_a_temperature_of_zero_is_refused(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk.policy["temperature"] = 0.0
-    assert "policy.temperature is 0" in desk.refused(capsys)
+    workspace.policy["temperature"] = 0.0
+    assert "policy.temperature is 0" in workspace.refused(capsys)
 
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.9}, {"top_p": 0.9}])
-def test_the_engine_s_ratio_needs_its_own_distribution(
-    changes: dict[str, float], desk: Desk, capsys: pytest.CaptureFixture[str]
+def test_engine_ratio_requires_unmodified_sampling(
+    changes: dict[str, float], workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk.policy |= changes
-    desk.grpo = {**GRPO, "ratio": "engine"}
-    assert "training.grpo.ratio" in desk.refused(capsys)
+    workspace.policy |= changes
+    workspace.grpo = {**GRPO, "ratio": "engine"}
+    assert "training.grpo.ratio" in workspace.refused(capsys)
 
 
-def test_a_loss_that_holds_nothing_back_is_refused(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+def test_a_kl_loss_of_k1_is_refused(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk.grpo = {**GRPO, "kl": "k1", "beta": 0.1}
-    assert "expected gradient of k1" in desk.refused(capsys)
+    workspace.grpo = {**GRPO, "kl": "k1", "beta": 0.1}
+    assert "expected gradient of k1" in workspace.refused(capsys)
 
 
-def test_questions_of_dev_are_neither_trained_on_nor_a_test_set() -> None:
+def test_dev_questions_must_not_be_in_training_or_test_sets() -> None:
     mix = '[{"source": "atlas", "split": "test", "limit": 9}]'
     found = load_recipe(ROOT / "configs" / "arena.yaml", [f"evaluation.mix={mix}"])
     dev = dev_questions(found, ())
@@ -132,8 +132,10 @@ def test_questions_of_dev_are_neither_trained_on_nor_a_test_set() -> None:
         dev_questions(found, dev[:1])
 
 
-def test_a_label_is_for_trees(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
-    assert desk.code("--dry-run", "--label", "other") == 2
+def test_label_is_refused_without_rollouts_from_trees(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert workspace.code("--dry-run", "--label", "other") == 2
     assert "--label is for training.grpo.rollouts: trees" in capsys.readouterr().out
 
 
@@ -145,66 +147,68 @@ def test_a_verifier_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_an_endpoint_that_cannot_be_given_weights_is_refused(
-    more: tuple[str, ...], desk: Desk, capsys: pytest.CaptureFixture[str]
+def test_an_endpoint_that_cannot_load_weights_is_refused(
+    more: tuple[str, ...], workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk.policy = {"engine": "openai", "model": "p", "base_url": "http://127.0.0.1:9/v1"}
-    desk.policy["weights"] = "packaged"
-    assert desk.code(*more) == 2
+    workspace.policy = {"engine": "openai", "model": "p", "base_url": "http://127.0.0.1:9/v1"}
+    workspace.policy["weights"] = "packaged"
+    assert workspace.code(*more) == 2
     assert "policy.engine: openai cannot load the weights" in capsys.readouterr().out
-    assert not (desk.folder / "run").exists()
+    assert not (workspace.folder / "run").exists()
 
 
-def test_a_search_server_that_is_down_is_named_before_the_training(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+def test_an_unreachable_search_server_is_an_error_before_training(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/retrieve"
         search = ("--set", "retrieval.kind=http", "--set", f"retrieval.url={url}")
-        assert desk.code(*search) == 1
+        assert workspace.code(*search) == 1
     assert f"cannot reach the search server {url}" in capsys.readouterr().out
-    assert not (desk.folder / "run").exists()
+    assert not (workspace.folder / "run").exists()
 
 
 @dataclass
 class Trained:
-    """A training in a folder of its own, in processes that can die."""
+    """Training with its own run, in processes that can be killed."""
 
     stages: Stages
-    desk: Desk
+    workspace: Workspace
     name: str
 
     def run(self, *more: str, seam: Seam | None = None) -> Ended:
+        words = ("--config", self.workspace.config, "--run", f"datasets/{self.name}", *more)
         return self.stages.run(
-            *("train-grpo", "--config", self.desk.config, "--run", f"datasets/{self.name}", *more),
+            "train-grpo",
+            *words,
             seam=seam,
             environment={"LITTLE_LOG": str(self.log)},
-            folder=self.desk.folder,
+            folder=self.workspace.folder,
         )
 
     @property
     def log(self) -> Path:
-        return self.desk.folder / f"{self.name}.log"
+        return self.workspace.folder / f"{self.name}.log"
 
     @property
     def model(self) -> Path:
-        return self.desk.folder / "models" / self.name / "grpo"
+        return self.workspace.folder / "models" / self.name / "grpo"
 
     def calls(self) -> list[str]:
-        """Returns the keys that the engine was asked for since the last time."""
+        """Returns the keys of the engine calls since the last call of this method."""
         keys = self.log.read_text().split() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return keys
 
     def stored(self) -> set[str]:
-        return stored_keys(self.desk.folder / "datasets" / self.name)
+        return stored_keys(self.workspace.folder / "datasets" / self.name)
 
     def curve(self) -> list[dict[str, Any]]:
-        """Returns the curve without what a clock measured.
+        """Returns the training curve without times.
 
-        A resumed process has no earlier weights to compare with, so its first batch does not say
-        how far the trainer moved.
+        It leaves out `canary_moved`, too: a resumed process has no earlier weights to compare
+        with, so its first batch lacks this value.
         """
         timed = ("seconds", "canary_moved")
         return [
@@ -223,18 +227,18 @@ KILLS = [
     Seam("rename", LISTED, "after"),
     Seam("put", when="after", nth=10),
 ]
-"""In the second batch; before and after the checkpoint behind it counts; in the third."""
+"""In the second batch, before and after its checkpoint is listed, and in the third batch."""
 
 
 @pytest.mark.model
-def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
-    desk.policy["model"] = str(write_tiny_folder(desk.folder / "tiny"))
-    with Stages(desk.folder, "little_grpo", OMP_NUM_THREADS="1") as stages:
-        kill_and_resume(Trained(stages, desk, "whole"), Trained(stages, desk, "killed"))
+def test_a_killed_and_resumed_training_gives_the_same_model(workspace: Workspace) -> None:
+    workspace.policy["model"] = str(write_tiny_folder(workspace.folder / "tiny"))
+    with Stages(workspace.folder, "little_grpo", OMP_NUM_THREADS="1") as stages:
+        kill_and_resume(Trained(stages, workspace, "whole"), Trained(stages, workspace, "killed"))
 
 
 def kill_and_resume(whole: Trained, killed: Trained) -> None:
-    desk = whole.desk
+    workspace = whole.workspace
     done = whole.run()
     assert done.code == 0, done.said
     curve = whole.curve()
@@ -243,16 +247,16 @@ def kill_and_resume(whole: Trained, killed: Trained) -> None:
     expected = whole.run("--dry-run").said
     assert "expected calls: 48 for 24 rollouts; from 24 rollouts of this run" in expected
     assert not whole.calls()
-    asked = load_data(load_recipe(desk.config).data, 0).questions
+    asked = load_data(load_recipe(workspace.config).data, 0).questions
     with pytest.raises(ConfigError, match=r"6 of \d+ evaluation questions were .* trained on"):
-        check_no_overlap(desk.folder / "datasets" / "whole", (), asked)
-    kept = existing_run(desk.folder / "datasets" / "whole").recipe
-    assert kept.agent == load_recipe(desk.config).agent, "`annotate` would refuse another run"
+        check_no_overlap(workspace.folder / "datasets" / "whole", (), asked)
+    kept = existing_run(workspace.folder / "datasets" / "whole").recipe
+    assert kept.agent == load_recipe(workspace.config).agent, "`annotate` would refuse another run"
     for seam in KILLS:
         before = killed.stored()
         died = killed.run(seam=seam)
         assert died.code == -signal.SIGKILL, died.said
-        assert not before & set(killed.calls()), "a stored reply was asked for again"
+        assert not before & set(killed.calls()), "a stored reply was requested again"
     before = killed.stored()
     resumed = killed.run("--resume")
     assert resumed.code == 0, resumed.said
@@ -262,11 +266,11 @@ def kill_and_resume(whole: Trained, killed: Trained) -> None:
     assert killed.curve() == curve
     assert killed.adapter() == whole.adapter()
 
-    desk.grpo = {**GRPO, "lr": 1e-3}
+    workspace.grpo = {**GRPO, "lr": 1e-3}
     other = killed.run("--resume")
     assert other.code == 1 and "checkpoints of another training" in other.said
-    desk.grpo = GRPO
+    workspace.grpo = GRPO
     for setting in ("policy.temperature=0.7", "retrieval.top_k=1"):
         other = killed.run("--resume", "--set", setting)
         assert other.code == 1 and "checkpoints of another training" in other.said, setting
-    assert killed.adapter() == whole.adapter(), "nothing is lost"
+    assert killed.adapter() == whole.adapter(), "the trained adapter was changed"

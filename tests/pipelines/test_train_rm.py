@@ -1,4 +1,4 @@
-"""`train-rm` on a little run: what it learns from, what it leaves, and what then asks the model."""
+"""`train-rm` on a tiny run: training data, output files, and stages that use the model."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ QUERIES = ("Lyon", "Osaka", "capital of France", "Japan", "currency")
 
 
 def policy(request: dict[str, Any]) -> str:
-    """Any of the four actions, by the request's seed alone."""
+    """Returns one of the four actions, chosen by the seed of the request."""
     seed = int(request.get("seed", 0))
     system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
     answer = f"<answer>{ANSWERS[seed % 4]}</answer>"
@@ -44,7 +44,7 @@ def policy(request: dict[str, Any]) -> str:
 
 
 class Words:
-    """The share of words that two queries have in common, in the place of an encoder."""
+    """Stand-in for an encoder: the share of words that two queries have in common."""
 
     identity = "words"
 
@@ -69,7 +69,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", Words)
-    monkeypatch.chdir(tmp_path)  # models are written below the folder that a stage is run in
+    monkeypatch.chdir(tmp_path)  # models are written below the working directory
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
     return table_to_records(read_parts(run, table), Pair)
 
 
-def test_a_reward_model_is_trained_and_orders_pairs(
+def test_a_reward_model_is_trained_and_used_to_order_pairs(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, folder = tmp_path / "run", tmp_path / "models" / "run" / "reward-model"
@@ -110,7 +110,7 @@ def test_a_reward_model_is_trained_and_orders_pairs(
     assert not folder.exists()
     other = ("--set", "rewards.schedule=answer-only")
     assert branchwise("train-rm", config, run, "--dry-run", "--json", *other) == 0
-    assert totals(capsys) != dry, "another schedule, other pairs, of one run"
+    assert totals(capsys) != dry, "another schedule gives other pairs of the same run"
 
     assert branchwise("train-rm", config, run) == 0
     told = capsys.readouterr().out
@@ -125,7 +125,7 @@ def test_a_reward_model_is_trained_and_orders_pairs(
 
     scored = ("--set", "pairs.score=reward_model", "--set", f"reward_model={folder}")
     assert branchwise("relabel", config, run, "--label", "scored", *scored) == 0
-    assert len(endpoint.requests) == asked, "neither trained nor relabelled with a call"
+    assert len(endpoint.requests) == asked, "training and relabelling make no calls"
     rewards = {(n.tree_id, n.node_id): n.reward for n in nodes_of(run)}
     for pair in pairs_of(run, "relabelled/scored/pairs"):
         assert pair.chosen_reward == rewards[pair.tree_id, pair.chosen_node]
@@ -140,13 +140,13 @@ def test_a_reward_model_is_trained_and_orders_pairs(
     assert branchwise("train-rm", config, run, "--set", "training.reward_model.epochs=1") == 0
     assert branchwise("relabel", config, run, "--label", "rescored", *scored) == 0
     again = {pair.label_digest for pair in pairs_of(run, "relabelled/rescored/pairs")}
-    assert digest not in again, "another model under the same name"
+    assert digest not in again, "the digest must change with the model, not with its name"
     by_label = {(p.chosen_node, p.rejected_node) for p in pairs_of(run)}
     by_score = {(p.chosen_node, p.rejected_node) for p in pairs_of(run, "relabelled/scored/pairs")}
     assert by_label != by_score
 
 
-def test_a_model_of_another_total_says_so(
+def test_relabel_warns_if_the_model_learned_the_total_of_other_rewards(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, folder = tmp_path / "run", tmp_path / "models" / "run" / "total"
@@ -168,7 +168,9 @@ def test_a_model_of_another_total_says_so(
         assert branchwise("train-rm", config, run, *more) == 0
         assert told not in said()
         assert (told not in said(*other)) == knows_weights
-        assert told not in said("--set", "rewards.horizon=6"), "as many as agent.max_steps"
+        assert told not in said("--set", "rewards.horizon=6"), (
+            "the default horizon is agent.max_steps"
+        )
         longer = said("--set", "rewards.horizon=20")
         assert (told not in longer) == knows_weights
         assert knows_weights or "(changed: horizon)" in longer
@@ -178,7 +180,7 @@ def nodes_of(run: Path) -> list[TreeNode]:
     return table_to_records(read_parts(run, "trees"), TreeNode)
 
 
-def test_a_search_is_led_by_a_reward_model_and_replayed(
+def test_a_search_with_a_reward_model_is_replayed(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     folder = tmp_path / "models" / "run" / "reward-model"
@@ -207,7 +209,7 @@ def test_a_search_is_led_by_a_reward_model_and_replayed(
 
     heads = json.loads((folder / "training.json").read_text())
     (folder / "training.json").write_text(json.dumps(heads | {"encoder_digest": "0" * 32}))
-    assert branchwise("annotate", led, run) == 2, "another model is another run"
+    assert branchwise("annotate", led, run) == 2, "a run cannot continue with another model"
 
 
 def key(node: TreeNode) -> tuple[str, int]:
@@ -229,7 +231,7 @@ def key(node: TreeNode) -> tuple[str, int]:
         ),
     ],
 )
-def test_what_is_missing_is_named(
+def test_unusable_recipes_are_refused_by_train_rm_and_relabel(
     tmp_path: Path,
     config: Path,
     capsys: pytest.CaptureFixture[str],
@@ -259,20 +261,22 @@ def test_what_is_missing_is_named(
         ),
     ],
 )
-def test_recipes_that_nothing_could_score_are_refused(changes: dict[str, Any], says: str) -> None:
+def test_reward_model_settings_that_cannot_work_are_conflicts(
+    changes: dict[str, Any], says: str
+) -> None:
     evo = {"agent": {"protocol": "evo-rag"}, "rewards": {"scheme": "evo-rag"}}
     blocks = {"name": "x", **evo, **changes}
     assert any(says in problem for problem in find_conflicts(Recipe.model_validate(blocks)))
 
 
-def test_a_recipe_that_asks_no_reward_model_keeps_its_digest() -> None:
+def test_an_unused_reward_model_is_not_loaded_but_changes_the_digest() -> None:
     plain = Recipe(name="x")
     named = plain.model_copy(update={"reward_model": "models/x/reward-model"})
     assert (plain.asked_reward_model, named.asked_reward_model) == (None, None)
     assert named.digest(*LABELLING) != plain.digest(*LABELLING)
 
 
-def test_a_model_learns_the_pairs_that_the_labels_make(tmp_path: Path, config: Path) -> None:
+def test_training_comparisons_are_the_pairs_of_relabel(tmp_path: Path, config: Path) -> None:
     run, evo = tmp_path / "run", EvoRagSettings(schedule="two-stage", horizon=20)
     assert branchwise("annotate", config, run) == 0
     same = ("--set", f"rewards={evo.model_dump_json()}", "--set", "pairs={min_gap: 0.3}")
@@ -291,12 +295,14 @@ def test_a_model_learns_the_pairs_that_the_labels_make(tmp_path: Path, config: P
     )
     assert [pair[:4] for pair in learned] == [pair[:4] for pair in told]
     assert [pair[4] for pair in learned] == pytest.approx([pair[4] for pair in told], abs=1e-5)
-    scale = weights(evo, 0.0)  # which stand still
+    scale = weights(evo, 0.0)  # constant in this schedule
     for one in material.comparisons:
         assert one.total == pytest.approx(sum(scale[k] * gap for k, gap in one.gaps.items()))
 
 
-def test_a_model_is_asked_on_the_clock_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_model_weights_follow_the_horizon_of_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(RewardModel, "load", lambda *given: asked.append(given))
     blocks = {"pairs": {"score": "reward_model"}, "reward_model": "rm", "agent": {"max_steps": 6}}

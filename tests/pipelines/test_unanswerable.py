@@ -1,4 +1,4 @@
-"""Questions without an answer, from annotation to the table, where the protocol can refuse."""
+"""Unanswerable questions in `annotate` and `eval`, with protocols that can and cannot refuse."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ CAPITALS = {"Lyon": "Paris", "Osaka": "Tokyo"}
 
 
 def policy(request: dict[str, Any]) -> str:
-    """Searches, takes a search back, then answers; refuses one of the two that it should."""
+    """Policy that searches, backtracks, then answers; refuses one of the two unknown questions."""
     user = request["messages"][-1]["content"]
     if "Search: " not in user and "Taken back" not in user:
         return "<search>capital</search>"
@@ -34,7 +34,7 @@ def policy(request: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("protocol", ["evo-rag", "reasonrag"])
-def test_they_are_drawn_asked_and_counted_where_a_policy_can_refuse(
+def test_unanswerable_questions_are_used_only_if_the_policy_can_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
@@ -64,14 +64,14 @@ def test_they_are_drawn_asked_and_counted_where_a_policy_can_refuse(
         assert (cells["questions"], cells["n"]) == ("all", "6")
         return
     told = ("n", "EM", "searches", "backtracks", "refused", "refusal precision", "refusal recall")
-    # Over the six that have an answer, four right; one of the eight is refused, and rightly.
+    # Four of the six answerable questions are right. One of the eight is refused, correctly.
     assert [cells[name] for name in told] == ["8", "66.7", "2.0", "1.0", "12.5", "100.0", "50.0"]
     sums = "select count(em), sum(backtracks), sum(refused::int) from predictions"
     assert list(run_sql(exam, sums).rows) == [(6, 8, 1)]
 
 
 def asked(folder: Path) -> dict[str, Any]:
-    """All eight questions, as the set of annotation and evaluation."""
+    """Returns the evaluation set of all eight questions."""
     path = folder / "questions.jsonl"
     return {"source": "jsonl", "questions": str(path), "split": None}
 

@@ -1,4 +1,4 @@
-"""`verify`: damaged parts are named, and made again without a call."""
+"""`verify`: damaged parts are printed, and rebuilt without calls."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def branchwise(stage: str, run: Path, *more: str) -> int:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> tuple[Path, FakeEndpoint]:
-    """A finished run whose endpoint is gone."""
+    """Finished run, with its endpoint closed."""
     run = tmp_path / "run"
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
@@ -40,7 +40,7 @@ def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_sound_run_is_left_alone(finished: tuple[Path, FakeEndpoint]) -> None:
+def test_verify_does_not_change_an_intact_run(finished: tuple[Path, FakeEndpoint]) -> None:
     run, _ = finished
     before = (run / "manifest.json").read_bytes()
     assert branchwise("verify", run) == 0
@@ -49,7 +49,7 @@ def test_a_sound_run_is_left_alone(finished: tuple[Path, FakeEndpoint]) -> None:
 
 @pytest.mark.parametrize("part", ["trees/part-00000", "pairs/part-00000", "questions"])
 @pytest.mark.parametrize("damage", ["torn", "gone", "other"])
-def test_a_bad_part_is_named_and_made_again_byte_for_byte(
+def test_a_damaged_part_is_printed_and_rebuilt_byte_for_byte(
     finished: tuple[Path, FakeEndpoint],
     part: str,
     damage: str,
@@ -72,8 +72,8 @@ def test_a_bad_part_is_named_and_made_again_byte_for_byte(
     assert branchwise("verify", run) == 0
 
 
-def recounted(ledger: Path, question: str) -> None:
-    """Other token counts for a question, with the checksums that belong to them."""
+def change_token_counts(ledger: Path, question: str) -> None:
+    """Changes the token counts of a question in the ledger, with valid checksums."""
     columns = ", ".join(CALL_COLUMNS)
     with closing(sqlite3.connect(ledger)) as opened, opened:
         opened.create_function("sealed", -1, lambda *values: checksum(values))
@@ -83,14 +83,14 @@ def recounted(ledger: Path, question: str) -> None:
         opened.execute(f"UPDATE calls SET checksum = sealed({columns})")
 
 
-def test_what_does_not_come_out_as_it_was_committed_changes_nothing(
+def test_a_rebuilt_part_with_another_hash_changes_no_files(
     finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = finished
     path = run / "trees" / "part-00000.parquet"
     committed = sha(path)
     path.unlink()
-    recounted(run / "ledger.sqlite", "q3")
+    change_token_counts(run / "ledger.sqlite", "q3")
     ledger = (run / "ledger.sqlite").read_bytes()
     before = {file: file.read_bytes() for file in run.rglob("*.parquet")}
     manifest = (run / "manifest.json").read_bytes()
@@ -106,7 +106,7 @@ def test_what_does_not_come_out_as_it_was_committed_changes_nothing(
         assert Counter(row.status for row in opened.questions()) == {"done": 6}
 
 
-def test_a_sound_run_over_a_damaged_ledger_is_told(
+def test_a_damaged_ledger_of_an_intact_run_is_reported(
     finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = finished
@@ -121,7 +121,7 @@ def test_a_sound_run_over_a_damaged_ledger_is_told(
     assert "Restore the ledger from a copy" in told.err
 
 
-def test_what_the_ledger_lost_is_owed(
+def test_questions_of_a_part_become_pending_if_the_ledger_lacks_calls(
     tmp_path: Path, finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = finished
@@ -138,7 +138,7 @@ def test_what_the_ledger_lost_is_owed(
         assert Counter(row.status for row in ledger.questions()) == {"pending": 6}
 
 
-def test_what_other_stages_make_again_is_named(
+def test_verify_names_the_stage_that_rebuilds_a_damaged_part(
     finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = finished
@@ -160,7 +160,7 @@ def states(run: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("stage", ["verify", "annotate"])
-def test_a_damaged_question_state_is_written_anew(
+def test_a_damaged_question_state_is_repaired(
     finished: tuple[Path, FakeEndpoint], stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = finished
@@ -171,7 +171,7 @@ def test_a_damaged_question_state_is_written_anew(
     assert branchwise("verify", run) == 0
 
 
-def test_a_damaged_state_of_a_damaged_part_is_replayed(
+def test_a_damaged_state_and_part_are_rebuilt_without_calls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -189,7 +189,7 @@ def test_a_damaged_state_of_a_damaged_part_is_replayed(
     assert branchwise("verify", run) == 0
 
 
-def test_a_missing_ledger_is_told_before_anything_is_paid(
+def test_a_missing_ledger_is_an_error_before_any_call(
     finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, endpoint = finished

@@ -1,4 +1,4 @@
-"""The warm start's own questions: of the split `warm`, the same number of every set of a mix."""
+"""Questions of the warm start: from the split `warm`, the same number from each set of a mix."""
 
 import json
 from collections.abc import Sequence
@@ -18,30 +18,30 @@ from training.examples import StepExample
 from training.report import TrainingReport
 
 
-def test_sets_of_a_mix_give_the_same_number_each() -> None:
+def test_all_sets_of_a_mix_give_the_same_number_of_questions() -> None:
     drawn = warm_part(load_recipe(Path("configs/real-dpo.yaml")), 200)
     assert drawn.limit == 200
     assert [(one.split, one.limit) for one in drawn.mix] == [("warm", 67)] * 3
 
 
-def test_further_sets_join_the_mix() -> None:
+def test_warm_start_sets_are_added_to_the_mix() -> None:
     further = 'training.warm_start.sets=[{"source": "2wiki", "questions": "x", "split": null}]'
     recipe = load_recipe(Path("configs/real-dpo.yaml"), [further])
     drawn = warm_part(recipe, 200)
     assert [(one.split, one.limit) for one in drawn.mix] == [("warm", 50)] * 3 + [(None, 50)]
-    assert len(recipe.data.mix) == 3, "other stages do not use it"
+    assert len(recipe.data.mix) == 3, "other stages do not use the additional set"
     with pytest.raises(ConfigError, match=r"name the set of `data` in data\.mix"):
         warm_part(load_recipe(Path("configs/atlas.yaml"), [further]), 200)
 
 
-def test_a_single_set_gives_them_all() -> None:
+def test_a_single_set_gives_all_questions() -> None:
     drawn = warm_part(load_recipe(Path("configs/atlas.yaml"), ["data.skip=9"]), 200)
     assert drawn.skip == 0, "a later cycle of a curriculum does not skip the questions to trace"
     assert (drawn.split, drawn.limit, drawn.mix) == ("warm", 200, ())
 
 
 @pytest.mark.parametrize(("recipe", "refusals"), [("atlas", 0), ("evo-rag", 4)])
-def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
+def test_unanswerable_questions_give_traces_if_the_policy_can_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, refusals: int
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
@@ -50,7 +50,7 @@ def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
     counts = warm_start(call).totals["counts"]
     assert counts.get("refusals: unanswerable", 0) == refusals
     aside = sum(n for name, n in counts.items() if name.startswith("skipped"))
-    assert counts["traces"] + aside == 36 + refusals, "one question in ten has no answer"
+    assert counts["traces"] + aside == 36 + refusals, "one question in ten is unanswerable"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
         ("atlas", "agent.protocol=reading", "cannot write traces of `reading`"),
     ],
 )
-def test_what_gives_no_trace_is_refused_before_training(
+def test_recipes_that_give_no_traces_are_refused_before_training(
     recipe: str, setting: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
@@ -109,7 +109,7 @@ def test_a_warm_start_that_skips_most_questions_stops(
 
 
 def reading_recipe(folder: Path, answer: str = "{} m") -> Recipe:
-    """Atlas, and 60 passages to read, each with an answerable and an impossible question."""
+    """Returns an Atlas recipe with 60 passages, each with one answerable and one other question."""
     lines = []
     for n in range(60):
         about = {"title": f"Tower {n}", "passage": f"Tower {n} is {n} m high."}
@@ -139,7 +139,7 @@ def learned(
     return asked, totals["counts"]
 
 
-def test_passages_of_the_split_warm_are_read_beside_the_traces(
+def test_reading_examples_use_only_passages_of_the_warm_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = reading_recipe(tmp_path)
@@ -153,7 +153,7 @@ def test_passages_of_the_split_warm_are_read_beside_the_traces(
     assert len(read) == counts["reading examples"] < len(asked)
 
 
-def test_a_limit_holds_for_traces_and_for_reading(
+def test_limit_applies_to_reading_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = learned(reading_recipe(tmp_path), tmp_path, monkeypatch, limit=4)[1]

@@ -1,4 +1,4 @@
-"""The report of a run: everything is in it, and nothing that a model wrote becomes markup."""
+"""HTML report of a run: its content is complete, and text of models is escaped."""
 
 import base64
 import gzip
@@ -65,7 +65,7 @@ def test_a_tree_keeps_rewards_of_zero_and_the_text_of_passages(run: Path) -> Non
     assert cited == {passage for tree in trees for passage in tree["passages"]} != set()
 
 
-def test_distributions_count_every_step_and_pair(run: Path) -> None:
+def test_distributions_count_all_steps_and_pairs(run: Path) -> None:
     facts = json_of(page_of(run), "facts")
     yields = {row["name"]: row["n"] for row in facts["yields"]}
     shown = facts["distributions"]
@@ -86,7 +86,7 @@ def test_text_of_models_and_users_is_escaped(run: Path) -> None:
     )
 
 
-def test_a_judge_s_scores_are_compared_with_the_answers_reached(tmp_path: Path) -> None:
+def test_judge_scores_are_compared_with_answers_below_the_step(tmp_path: Path) -> None:
     judged = [(1, 0, 0.25, None), (2, 1, 0.75, None), (5, 0, 0.75, None)]
     ended = [(3, 1, None, 1.0), (4, 2, None, 0.0)]
     nodes = [a_node(node_id=0, parent_id=-1, judge_score=None, em=None, rollouts=())]
@@ -101,14 +101,14 @@ def test_a_judge_s_scores_are_compared_with_the_answers_reached(tmp_path: Path) 
     assert found == [(0.2, 1, 0.5), (0.7, 2, 0)]
 
 
-def test_differences_are_over_the_questions_that_both_were_asked() -> None:
+def test_differences_are_over_questions_given_to_both_policies() -> None:
     policy = Scores({f"nq\x1f{name}": 1.0 for name in "abcd"}, set())
     oracle = Scores({"nq\x1fa": 1.0, "nq\x1fb": 0.0}, {"c"})
     (found,) = differences({"policy": policy, "oracle": oracle}, 0)
     assert found["mean"] == pytest.approx((0 - 1 - 1) / 3), "d has no gold passages"
 
 
-def test_a_question_that_both_failed_counts() -> None:
+def test_a_question_that_both_policies_failed_counts() -> None:
     before = Scores({"nq\x1fa": 0.0}, {"b"})
     after = Scores({"nq\x1fa": 1.0}, {"b"})
     (found,) = differences({"before": before, "after": after}, 0)

@@ -1,6 +1,6 @@
-"""The report in a real browser: pages open, trees are walked by keyboard, hostile text is inert.
+"""Report in a real browser: sections, keyboard navigation, filters, inert hostile text.
 
-Skipped where there is no Chromium; `make test-browser` installs Debian's.
+Skipped if Chromium is not installed; `make test-browser` installs Debian's.
 """
 
 import re
@@ -48,7 +48,7 @@ def selected(page: Page) -> str:
     return found.get_attribute("data-node") or ""
 
 
-def test_every_section_shows_something(page: Page) -> None:
+def test_every_section_is_visible_and_filled(page: Page) -> None:
     for section in ("run", "trees", "pairs", "distributions", "failures"):
         expect(page.locator(f"#{section} h2")).to_be_visible()
     assert page.locator("#distribution-charts figure svg").count() >= 5
@@ -64,7 +64,7 @@ OPEN_A_FORK = """async () => {
 }"""
 
 
-def test_a_tree_is_walked_and_folded_by_keyboard(page: Page) -> None:
+def test_a_tree_can_be_navigated_and_folded_by_keyboard(page: Page) -> None:
     page.evaluate(OPEN_A_FORK)
     page.locator('#tree-canvas [aria-selected="true"]').focus()
     page.keyboard.press("Home")
@@ -83,7 +83,7 @@ def test_a_tree_is_walked_and_folded_by_keyboard(page: Page) -> None:
     expect(page.locator("#tree-canvas [data-node]")).to_have_count(steps)
 
 
-def test_a_replay_shows_the_steps_grown_by_then(page: Page) -> None:
+def test_the_iteration_slider_shows_only_steps_grown_so_far(page: Page) -> None:
     slider = page.locator("#tree-iteration")
     whole = page.locator("#tree-canvas [data-node]").count()
     slider.fill("1")
@@ -92,7 +92,7 @@ def test_a_replay_shows_the_steps_grown_by_then(page: Page) -> None:
     assert page.locator("#tree-canvas [data-node]").count() == whole
 
 
-def test_a_chosen_step_says_why_it_is_preferred(page: Page) -> None:
+def test_a_chosen_step_shows_why_it_is_preferred(page: Page) -> None:
     page.locator("#tree-pairs").select_option("some")
     page.locator("#tree-list button").first.click()
     expect(page.locator("#node .why").first).to_contain_text(
@@ -113,14 +113,14 @@ def test_filters_and_search_narrow_the_list(page: Page) -> None:
     page.locator("#tree-outcome").select_option("")
 
 
-def test_a_pair_leads_to_its_tree(page: Page) -> None:
+def test_a_pair_links_to_its_tree(page: Page) -> None:
     page.locator("#pair-list button").last.click()
     asked = page.locator("#pair h3").inner_text()
     page.get_by_role("button", name="Show in the tree").click()
     expect(page.locator("#tree-title")).to_have_text(asked)
 
 
-def test_hostile_text_stays_text(page: Page) -> None:
+def test_hostile_text_is_not_interpreted_as_markup(page: Page) -> None:
     page.locator("#tree-search").fill("document.title")
     page.locator("#tree-list button").first.click()
     expect(page.locator("#tree-title")).to_contain_text(HOSTILE)
@@ -130,6 +130,6 @@ def test_hostile_text_stays_text(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [375, 800, 1600])
-def test_no_width_needs_sideways_scrolling(page: Page, width: int) -> None:
+def test_the_page_does_not_scroll_sideways_at_any_width(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -33,7 +33,7 @@ def test_a_tree_has_a_line_per_step(run: Path, capsys: pytest.CaptureFixture[str
     assert "✗ rejected" in told
 
 
-def test_a_stored_tree_is_a_graph(run: Path) -> None:
+def test_tree_graph_returns_the_stored_tree(run: Path) -> None:
     ((question,),) = run_sql(run, "select question_id from pairs limit 1").rows
     graph = tree_graph(run, question)
     assert networkx.is_arborescence(graph)
@@ -62,10 +62,10 @@ def test_a_step_shows_its_passages(run: Path, capsys: pytest.CaptureFixture[str]
     told = shown(capsys, run, f"{question}:{node}")
     assert f"step {node}:" in told
     assert title in told
-    assert "is a city" in told or "has the capital" in told, "the text of the passage"
+    assert "is a city" in told or "has the capital" in told, "the text of the passage is missing"
 
 
-def test_words_find_a_question_and_several_are_listed(
+def test_a_word_finds_a_question_and_several_matches_are_listed(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "Gold answer: Yen" in shown(capsys, run, "currency")
@@ -76,7 +76,7 @@ def test_words_find_a_question_and_several_are_listed(
 @pytest.mark.parametrize(
     ("what", "error"), [("nothing", "found no question, step or pair"), ("q2:999", "no step")]
 )
-def test_what_is_not_there(
+def test_an_unknown_question_or_step_is_an_error(
     run: Path, capsys: pytest.CaptureFixture[str], what: str, error: str
 ) -> None:
     assert run_stage(parser().parse_args(["show", "--run", str(run), what])) == 2
