@@ -63,7 +63,7 @@ def rewards(estimator: Estimator, **settings: Any) -> list[float | None]:
 
 
 def test_monte_carlo_averages_over_distinct_outcomes() -> None:
-    # Below 1: "France" (once: leaf 5 and the rollout at 1 have the same trajectory) and "Spain" at 4.
+    # Below 1: "France" (once: leaf 5 and the rollout at 1 are equal) and "Spain" at 4.
     right = ALPHA**3
     assert rewards("monte_carlo") == pytest.approx([right / 3, right / 2, 0, right, 0, right])
     outcomes = [x.n_outcomes for x in label_tree(tree(), GOLD, SpreSettings(), "monte_carlo")]
