@@ -105,7 +105,7 @@ def arena(
         ("Korva", ("sections",)),
     ],
 )
-def test_arena_format(text: str, failures: tuple[str, ...]) -> None:
+def test_arena_format_failures(text: str, failures: tuple[str, ...]) -> None:
     outcome = arena(text)
     assert outcome.failures == failures
     assert outcome.components["format"] == float(not failures)
@@ -164,7 +164,7 @@ def test_arena_accuracy_by_f1_gives_the_bonus_only_for_f1_of_1() -> None:
     assert arena(accuracy="f1").total == 13
     swapped = arena(reply(answer="Point Korva"), golds=("Korva Point",), accuracy="f1")
     assert swapped.total == 13
-    assert swapped.all_correct is False  # by exact match, whatever the reward
+    assert swapped.all_correct is False  # by exact match, even if the reward uses F1
 
 
 def test_arena_accuracy_by_judge_needs_a_verdict_for_every_answer() -> None:
@@ -248,7 +248,7 @@ END = "</think><answer>1871</answer>"
         ([], ("sections", "ending")),
     ],
 )
-def test_r1_format(segments: list[Segment], failures: tuple[str, ...]) -> None:
+def test_r1_format_failures(segments: list[Segment], failures: tuple[str, ...]) -> None:
     assert r1(segments).failures == failures
     assert r1(segments).components["format"] == (0.0 if failures else 0.5)
     assert r1(segments, stage=2).components["format"] == (-2.0 if failures else 0.0)
@@ -388,7 +388,7 @@ def eval_rar(
         (rollout(SEARCH, INFORMATION, f"<search>a{GOLD}</search>{WRONG}"), 1, True, True),
     ],
 )
-def test_eval_rar_evaluations(
+def test_eval_rar_counts_and_rewards_evaluations(
     segments: list[Segment], evaluated: int, paid: bool, paid_by_all: bool
 ) -> None:
     outcome = eval_rar(segments)

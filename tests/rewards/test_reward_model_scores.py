@@ -136,7 +136,9 @@ def test_a_step_that_is_too_long_has_no_score(tmp_path: Path) -> None:
         ("other encoder", "have changed since the training"),
     ],
 )
-def test_load_rejects_a_folder_with_mismatched_parts(tmp_path: Path, harm: str, says: str) -> None:
+def test_load_rejects_folders_with_missing_or_mismatched_parts(
+    tmp_path: Path, harm: str, says: str
+) -> None:
     folder = write(tmp_path, heads())
     if harm == "no folder":
         folder = tmp_path / "none"

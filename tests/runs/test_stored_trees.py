@@ -158,7 +158,7 @@ def test_tree_groups_contain_the_labelled_siblings_of_a_state(run: Run) -> None:
         assert len({one.calls[0].tokens.prompt for one in group}) == 1
 
 
-def test_tree_groups_use_the_sampled_tokens_the_reward_and_em_of_a_node(
+def test_tree_groups_use_the_sampled_tokens_reward_and_em_of_a_node(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sampled(run: Run, table: str) -> Iterator[StoredTree]:

@@ -48,7 +48,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 @pytest.mark.parametrize("stage", ["train-dpo", "train-sft"])
 @pytest.mark.parametrize("precision", ["f16", "q8_0"])
-def test_only_the_policy_that_drew_the_pairs_is_trained_on_them(
+def test_pairs_can_only_train_the_policy_that_generated_them(
     stage: str,
     precision: str,
     models: tuple[str, str],

@@ -34,7 +34,7 @@ def test_a_stage_stops_when_dev_em_stalls(
     assert (stops[0] if stops else None) == stops_after
 
 
-def test_the_best_policy_has_the_highest_em_then_f1_then_comes_first() -> None:
+def test_the_best_policy_is_chosen_by_em_then_f1_then_order() -> None:
     assert best(results(0.3, 0.5, 0.4)).name == "p1"
     assert best(results(0.3, 0.3, 0.3, f1=(0.4, 0.6, 0.5))).name == "p1", "F1 breaks ties of EM"
     assert best(results(0.2, 0.3, 0.3, f1=(0.9, 0.5, 0.5))).name == "p1", (
