@@ -1,4 +1,4 @@
-"""Rollouts of one node: together, and what becomes of the others when one ends early."""
+"""Node evaluators: concurrent rollouts when one of them fails, and the judge's discount."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ from runs.recipe import Recipe
 
 
 class Faulty(ScriptedEngine):
-    """Draw 0 meets `fault` once draw 1 is under way; draw 1 is answered when `answer` is set."""
+    """Engine that raises `fault` in draw 0 once draw 1 has started, then lets draw 1 finish."""
 
     def __init__(self, fault: Exception) -> None:
         super().__init__(lambda _: "<answer>Paris</answer>")
@@ -44,33 +44,33 @@ class Faulty(ScriptedEngine):
         return await super().sample(request)
 
 
-async def rolled_out(engine: Faulty) -> None:
+async def evaluate_root(engine: Faulty) -> None:
     environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
     evaluator = RolloutEvaluator(environment, Sampling(), 2, Recipe(name="x").scheme)
     question = a_question()
     await evaluator.evaluate(question, State(question.question), "0")
 
 
-async def test_a_failed_rollout_ends_the_others_and_keeps_its_kind() -> None:
+async def test_a_failed_rollout_cancels_the_others_and_its_error_is_raised() -> None:
     fault = EndpointError("it broke", fatal=True)
     engine = Faulty(fault)
     with pytest.raises(EndpointError) as caught:
-        await rolled_out(engine)
+        await evaluate_root(engine)
     assert caught.value is fault
     assert (engine.cancelled, engine.answered) == (1, 0)
 
 
-async def test_a_limit_lets_the_calls_under_way_finish() -> None:
+async def test_rollouts_in_progress_finish_when_a_limit_is_reached() -> None:
     engine = Faulty(BudgetExceeded("limits.max_tokens 10 reached"))
     with pytest.raises(BudgetExceeded):
-        await rolled_out(engine)
+        await evaluate_root(engine)
     assert (engine.cancelled, engine.answered) == (0, 1)
 
 
 QUERY = Step("reasoning", "<query>France</query>", Action("query", "France"))
 
 
-async def test_a_judge_s_score_is_discounted_by_the_depth_of_the_state() -> None:
+async def test_the_judge_score_is_discounted_by_the_depth_of_the_state() -> None:
     engine = ScriptedEngine(lambda _: "So the score is 0.75.", capabilities=Capabilities())
     scheme = Recipe.model_validate({"name": "x", "rewards": {"alpha": 0.5}}).scheme
     evaluator = JudgeEvaluator(Judge(engine, JudgeSettings()), scheme)

@@ -1,4 +1,4 @@
-"""Trees and chains of one question: who is asked, under which name, and for how many tokens."""
+"""Growing the tree or the chains of one question: calls, identities, token limit and labels."""
 
 import hashlib
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from storage.records import Question
 REPLIES = ("<query>France</query>", "<answer>Paris</answer>", "<query>Lyon</query>", "well, well")
 
 
-def dice() -> ScriptedEngine:
-    """Replies by the name of the call alone; every reply has ten tokens."""
+def hash_policy() -> ScriptedEngine:
+    """Engine whose ten-token reply depends only on the path and the draw of the call."""
 
     def reply(request: SampleRequest) -> str:
         name = f"{request.identity.path}:{request.identity.draw}"
@@ -39,7 +39,7 @@ def dice() -> ScriptedEngine:
 
 @dataclass
 class ConstantJudge:
-    """Gives every state 0.5."""
+    """Evaluator that scores every state 0.5."""
 
     terminals: bool = False
 
@@ -47,10 +47,10 @@ class ConstantJudge:
         return NodeEvaluation(0.5, judge_score=0.5)
 
 
-async def grown(
+async def grow_tree(
     report_progress: ReportProgress = lambda share: None, **settings: Any
 ) -> tuple[GrownTree, ScriptedEngine]:
-    engine, scheme = dice(), Recipe(name="x").scheme
+    engine, scheme = hash_policy(), Recipe(name="x").scheme
     environment = Environment(
         ReasonRAG(AgentSettings(max_steps=5)), engine, ScriptedRetriever(), top_k=1
     )
@@ -63,37 +63,41 @@ async def grown(
     )
 
 
-async def test_chains_ask_the_policy_only_and_never_twice_under_one_name() -> None:
-    tree, engine = await grown(kind="chains", iterations=20)
+async def test_chains_call_only_the_policy_and_every_call_has_its_own_identity() -> None:
+    tree, engine = await grow_tree(kind="chains", iterations=20)
     assert tree.tree.root.visits == 20
     names = [request.identity for request in engine.asked]
     assert {name.path.partition("/")[0] for name in names} == {"tree"}
     assert len(set(names)) == len(names) == len(tree.moves)
-    assert tree.tree.duplicates, "or nothing here is about prefix trees"
+    assert tree.tree.duplicates, "the prefix tree should merge some chains"
     assert set(tree.evaluations) == {node.id for node in tree.tree.nodes if node.terminal}
-    again, _ = await grown(kind="chains", iterations=20)
+    again, _ = await grow_tree(kind="chains", iterations=20)
     assert [n.path for n in again.tree.nodes] == [n.path for n in tree.tree.nodes]
 
 
 @pytest.mark.parametrize("kind", ["tree", "chains"])
-async def test_no_iteration_begins_once_the_tokens_are_generated(kind: str) -> None:
-    free, engine = await grown(kind=kind, iterations=12, max_children=3)
+async def test_no_iteration_starts_after_max_output_tokens_is_reached(kind: str) -> None:
+    free, engine = await grow_tree(kind=kind, iterations=12, max_children=3)
     assert not free.stopped
-    assert free.generated == 10 * len(engine.asked), "children, repeated draws and rollouts"
+    assert free.generated == 10 * len(engine.asked), (
+        "the count covers children, repeated draws and rollouts"
+    )
     limit = free.generated // 2
-    tree, engine = await grown(kind=kind, iterations=12, max_children=3, max_output_tokens=limit)
+    tree, engine = await grow_tree(
+        kind=kind, iterations=12, max_children=3, max_output_tokens=limit
+    )
     made = tree.tree.root.visits
     assert tree.stopped
     assert 0 < made < 12
     assert tree.generated == 10 * len(engine.asked) >= limit
-    before, _ = await grown(kind=kind, iterations=made - 1, max_children=3)
-    assert before.generated < limit, "the last iteration began in time"
+    before, _ = await grow_tree(kind=kind, iterations=made - 1, max_children=3)
+    assert before.generated < limit, "the last iteration should start below the limit"
 
 
 @pytest.mark.parametrize("kind", ["tree", "chains"])
-async def test_progress_grows_with_the_iterations(kind: str) -> None:
+async def test_progress_is_reported_before_every_iteration(kind: str) -> None:
     shares: list[float] = []
-    await grown(kind=kind, iterations=8, max_children=3, report_progress=shares.append)
+    await grow_tree(kind=kind, iterations=8, max_children=3, report_progress=shares.append)
     assert shares[:8] == [n / 8 for n in range(8)]
     assert max(shares) <= 1
 
@@ -102,7 +106,7 @@ PROVENANCE = Provenance(0, 0, "policy", "digest", None, "prompts", "labels", "co
 
 
 async def tree_labels(replies: Sequence[str], **settings: Any) -> list[tuple[str, int, float]]:
-    """Content, visits and `tree` label of every node; draw n at any node gives reply n."""
+    """Returns content, visits and `tree` label of every labelled node; draw n gets reply n."""
     scheme = Recipe.model_validate({"name": "x", "rewards": {"estimator": "tree"}}).scheme
     engine = ScriptedEngine(
         lambda request: replies[request.identity.draw], capabilities=Capabilities()
@@ -123,8 +127,8 @@ async def tree_labels(replies: Sequence[str], **settings: Any) -> list[tuple[str
 ANSWERS = ("<answer>Paris</answer>", "<answer>Lyon</answer>")
 
 
-async def test_passes_over_an_exhausted_tree_move_its_labels() -> None:
-    """The right answer is worth 0.9 and gets the more passes, the longer they go on."""
+async def test_iterations_on_an_exhausted_tree_change_its_labels() -> None:
+    """The right answer is worth 0.9; with more iterations, its share of the visits grows."""
     stopped = await tree_labels(ANSWERS, iterations=64)
     assert stopped == [("", 2, pytest.approx(0.45)), ("Paris", 1, 0.9), ("Lyon", 1, 0.0)]
     root, right, wrong = await tree_labels(ANSWERS, iterations=64, stop_when_exhausted=False)
@@ -133,7 +137,7 @@ async def test_passes_over_an_exhausted_tree_move_its_labels() -> None:
     assert root[2] == pytest.approx(0.9 * right[1] / 64)
 
 
-async def test_equal_siblings_are_one_node_or_as_many_as_were_drawn() -> None:
+async def test_equal_siblings_are_merged_only_if_fold_duplicates_is_set() -> None:
     replies = ("<answer>Paris</answer>", "<answer>paris!</answer>", "<answer>Paris</answer>")
     folded = await tree_labels(replies, iterations=2)
     assert [row[:2] for row in folded] == [("", 2), ("Paris", 2)]
@@ -142,8 +146,8 @@ async def test_equal_siblings_are_one_node_or_as_many_as_were_drawn() -> None:
 
 
 @pytest.mark.parametrize("terminals", [False, True])
-async def test_a_final_answer_is_worth_its_outcome_or_the_judge_s_score(terminals: bool) -> None:
-    """An invalid action is worth 0 in both cases, without a call."""
+async def test_a_final_answer_is_valued_by_its_outcome_or_by_the_judge(terminals: bool) -> None:
+    """An invalid action is worth 0 in both cases, without a judge call."""
     recipe = Recipe.model_validate({"name": "x", "rewards": {"estimator": "judge"}})
     replies = ("<answer>Paris</answer>", "well, well")
     engine = ScriptedEngine(lambda asked: replies[asked.identity.draw], capabilities=Capabilities())

@@ -1,4 +1,4 @@
-"""Which siblings become a pair, and what happens to those that do not."""
+"""Sibling pairs: which siblings are paired, and why the others are dropped."""
 
 from collections import Counter
 from typing import Any
@@ -32,7 +32,7 @@ def run(
     return [(p.chosen.node_id, p.rejected.node_id) for p in pairs], dropped
 
 
-def test_every_pair_of_siblings_is_compared_higher_first() -> None:
+def test_all_siblings_are_paired_and_the_higher_reward_is_chosen() -> None:
     pairs, dropped = run(
         (node(1, "query", "a"), Label(0.2, 3)),
         (node(2, "query", "b"), Label(0.9, 3)),
@@ -42,7 +42,7 @@ def test_every_pair_of_siblings_is_compared_higher_first() -> None:
     assert not dropped
 
 
-def test_children_of_different_parents_never_pair() -> None:
+def test_children_of_different_parents_are_not_paired() -> None:
     pairs, _ = run(
         (node(1, "query", "a"), Label(0.2, 3)), (node(2, "query", "b", parent=1), Label(0.9, 3))
     )
@@ -58,7 +58,7 @@ def test_children_of_different_parents_never_pair() -> None:
         (("a", Label(0.5, 1)), ("b", Label(0.505, 1)), {}, "small_gap"),
     ],
 )
-def test_what_is_dropped_is_counted_by_reason(
+def test_dropped_pairs_are_counted_by_reason(
     one: tuple[str, Label], other: tuple[str, Label], settings: dict[str, int], reason: str
 ) -> None:
     pairs, dropped = run(
@@ -83,8 +83,8 @@ def test_equal_contents_are_compared_normalised_or_verbatim(
     assert len(run(*siblings, same_content="verbatim")[0]) == verbatim
 
 
-def test_a_gap_of_exactly_the_least_one_is_wide_enough() -> None:
-    assert 0.3 - 0.1 < 0.2, "or rounding is no trouble here"
+def test_a_gap_equal_to_min_gap_is_kept() -> None:
+    assert 0.3 - 0.1 < 0.2, "the case needs a difference that is rounded down"
     siblings = (node(1, "query", "a"), Label(0.1, 1)), (node(2, "query", "b"), Label(0.3, 1))
     assert run(*siblings, min_gap=0.2)[0] == [(2, 1)]
     assert run(*siblings, min_gap=0.2001)[1] == {"small_gap": 1}
@@ -93,7 +93,7 @@ def test_a_gap_of_exactly_the_least_one_is_wide_enough() -> None:
     assert run(*siblings, min_gap=0.05)[0] == [(2, 1)], "judge scores are stored with 32 bits"
 
 
-def test_a_leaf_s_own_outcome_is_enough() -> None:
+def test_a_leaf_needs_only_its_own_outcome() -> None:
     pairs, _ = run(
         (node(1, "answer", "a"), Label(0.0, 1)),
         (node(2, "query", "b"), Label(0.5, 2)),
@@ -113,8 +113,8 @@ def test_an_invalid_action_is_dropped_or_rejected_but_never_chosen() -> None:
     assert run(invalid, worthless, invalid="rejected", min_gap=0.0)[0] == []
 
 
-def rewarded(**settings: Any) -> tuple[list[tuple[int, int]], Counter[str]]:
-    """Two states: 1, 2, 3 below the root and 4, 5 below 1."""
+def pairs_of_two_states(**settings: Any) -> tuple[list[tuple[int, int]], Counter[str]]:
+    """Returns the pairs and drops of two states: 1, 2, 3 below the root and 4, 5 below 1."""
     return run(
         (node(1, "query", "France"), Label(0.2, 3)),
         (node(2, "answer", "Lyon"), Label(0.9, 1)),
@@ -133,11 +133,11 @@ def rewarded(**settings: Any) -> tuple[list[tuple[int, int]], Counter[str]]:
         ({"same_action": True}, [(2, 3), (4, 5)], {"unlike_actions": 2}),
         ({"max_length_ratio": 1.5}, [(2, 1), (3, 1), (2, 3)], {"unlike_lengths": 1}),
         ({"max_length_ratio": 1}, [], {"unlike_lengths": 4}),
-        # "city" is one of two words that "a city" and "Paris, a city" have together.
+        # "a city" and "Paris, a city" have two distinct words in all, and share one: "city".
         ({"max_similarity": 0.4}, [(2, 1), (3, 1), (2, 3)], {"same_words": 1}),
         ({"max_similarity": 0.5}, [(2, 1), (3, 1), (2, 3), (4, 5)], {}),
         ({"per_state": "extremes"}, [(2, 1), (4, 5)], {"not_extreme": 2}),
-        # The gaps are 0.7, 0.3, 0.4 and 0.4; of equal ones, the earlier nodes'.
+        # The gaps are 0.7, 0.3, 0.4 and 0.4; equal gaps are taken in the order of the nodes.
         ({"max_per_question": 1}, [(2, 1)], {"over_max_per_question": 3}),
         ({"max_per_question": 3}, [(2, 1), (2, 3), (4, 5)], {"over_max_per_question": 1}),
         ({"max_per_question": 9}, [(2, 1), (3, 1), (2, 3), (4, 5)], {}),
@@ -148,18 +148,18 @@ def rewarded(**settings: Any) -> tuple[list[tuple[int, int]], Counter[str]]:
         ),
     ],
 )
-def test_pairs_are_chosen_and_the_others_counted(
+def test_pair_filters_and_counts_of_dropped_pairs(
     settings: dict[str, object], pairs: list[tuple[int, int]], dropped: dict[str, int]
 ) -> None:
     lengths = [len("France"), len("Lyon"), len("Rhone"), len("a city"), len("Paris, a city")]
     assert lengths == [6, 4, 5, 6, 13]
-    assert rewarded(**settings) == (pairs, dropped)
+    assert pairs_of_two_states(**settings) == (pairs, dropped)
 
 
 @pytest.mark.parametrize(
     ("setting", "can_be", "kept"), [("drop", True, 0), ("drop", False, 1), ("keep", True, 1)]
 )
-def test_pairs_of_a_question_that_can_be_guessed_are_left_out_where_asked(
+def test_pairs_of_a_guessable_question_can_be_dropped(
     setting: str, can_be: bool, kept: int
 ) -> None:
     nodes = [ROOT, node(1, "query", "a"), node(2, "query", "b")]
@@ -169,7 +169,7 @@ def test_pairs_of_a_question_that_can_be_guessed_are_left_out_where_asked(
     assert (len(pairs), dropped["guessable"]) == (kept, 1 - kept)
 
 
-def test_a_reply_without_text_is_unlike_any_other() -> None:
+def test_an_empty_reply_exceeds_every_length_ratio() -> None:
     invalid, query = (
         (node(1, "invalid", ""), Label(None, 0)),
         (node(2, "query", "b"), Label(0.5, 2)),
@@ -179,17 +179,17 @@ def test_a_reply_without_text_is_unlike_any_other() -> None:
 
 
 def shuffled(*rewards: float) -> list[SiblingPair]:
-    """Pairs of one state whose siblings have these rewards, in turn."""
+    """Returns the shuffled pairs of one state whose siblings have these rewards, in order."""
     children = [node(i, "query", f"text {i}") for i in range(1, len(rewards) + 1)]
     labels = [Label(None, 0), *(Label(reward, n) for n, reward in enumerate(rewards, start=1))]
     settings = PairSettings(order="shuffled")
     return sibling_pairs([ROOT, *children], labels, settings)[0]
 
 
-def test_a_shuffled_pair_keeps_what_belongs_to_its_sides() -> None:
+def test_a_shuffled_pair_keeps_node_label_and_gap_consistent() -> None:
     rewards = [i / 20 for i in range(20)]
     pairs = shuffled(*rewards)
-    assert len(pairs) == 190, "the same pairs as in the earned order"
+    assert len(pairs) == 190, "shuffling should not change the number of pairs"
     for pair in pairs:
         for side, label in (
             (pair.chosen, pair.chosen_label),
@@ -199,10 +199,10 @@ def test_a_shuffled_pair_keeps_what_belongs_to_its_sides() -> None:
         difference = rewards[pair.chosen.node_id - 1] - rewards[pair.rejected.node_id - 1]
         assert pair.gap == pytest.approx(difference)
     turned = sum(pair.gap < 0 for pair in pairs)
-    assert 65 < turned < 125, "about half of them (six standard deviations are 41)"
+    assert 65 < turned < 125, "about half should be swapped (six standard deviations are 41)"
 
 
-def test_the_coin_knows_no_label_and_falls_the_same_way_again() -> None:
+def test_shuffling_is_deterministic_and_independent_of_the_labels() -> None:
     rising = [i / 20 for i in range(20)]
     one, same, other = shuffled(*rising), shuffled(*rising), shuffled(*rising[::-1])
     sides = [[(p.chosen.node_id, p.rejected.node_id) for p in pairs] for pairs in (one, same)]

@@ -1,4 +1,4 @@
-"""Trees of EVO-RAG grown, stored and labelled again; ReasonRAG's beside them."""
+"""Reward schemes on whole trees: EVO-RAG grow_tree, stored and relabelled; ReasonRAG compared."""
 
 import hashlib
 from collections import Counter
@@ -42,8 +42,8 @@ STEPS = (
 )  # fmt: skip
 
 
-def dice(replies: tuple[str, ...] = STEPS) -> ScriptedEngine:
-    """Steps, or the verifier's words, by the name of the call alone."""
+def hash_policy(replies: tuple[str, ...] = STEPS) -> ScriptedEngine:
+    """Engine whose reply (a step or a verdict) depends only on the path and the draw."""
 
     def reply(request: SampleRequest) -> str:
         name = f"{request.identity.path}:{request.identity.draw}"
@@ -57,15 +57,15 @@ def dice(replies: tuple[str, ...] = STEPS) -> ScriptedEngine:
     return ScriptedEngine(reply, capabilities=Capabilities())
 
 
-def named(query: str) -> list[RetrievedPassage]:
+def passages_named_in(query: str) -> list[RetrievedPassage]:
     found = [one for name, one in CORPUS.items() if name in query.lower()]
     return [RetrievedPassage(**one.model_dump(), score=1.5) for one in found]
 
 
-async def grown(scheme: RewardScheme, **search: Any) -> tuple[GrownTree, ScriptedEngine]:
-    policy = dice()
+async def grow_tree(scheme: RewardScheme, **search: Any) -> tuple[GrownTree, ScriptedEngine]:
+    policy = hash_policy()
     environment = Environment(
-        EvoRAG(AgentSettings(max_steps=6)), policy, ScriptedRetriever(named), top_k=1
+        EvoRAG(AgentSettings(max_steps=6)), policy, ScriptedRetriever(passages_named_in), top_k=1
     )
     settings = SearchSettings.model_validate({"iterations": 80, "max_children": 5, **search})
     tree = await grow(QUESTION, environment, None, settings, scheme, Sampling())
@@ -73,7 +73,7 @@ async def grown(scheme: RewardScheme, **search: Any) -> tuple[GrownTree, Scripte
 
 
 def stored(tree: GrownTree) -> list[TreeNode]:
-    """The rows as they come back from a part."""
+    """Returns the rows of a tree after a round trip through a table."""
     rows = tree_rows(QUESTION, tree, PROVENANCE)
     return table_to_records(rows_to_table(rows, schema_of("trees"), "run"), TreeNode)
 
@@ -85,11 +85,11 @@ GROWTHS = [
 
 
 @pytest.mark.parametrize("search", GROWTHS, ids=["playout", "chains"])
-async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
+async def test_a_stored_tree_replays_to_the_same_states_and_labels_without_a_call(
     search: dict[str, object],
 ) -> None:
     worth = evo_scheme()
-    tree, policy = await grown(worth, **search)
+    tree, policy = await grow_tree(worth, **search)
     states = [node.state for node in tree.tree.nodes]
     rows = stored(tree)
     asked = len(policy.asked)
@@ -112,13 +112,13 @@ async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
             above: Any = rewards(max_steps=6).episode(states[row.node_id].steps[:-1], GOLD).total
             assert label.reward == pytest.approx(path - above)
             assert tree.evaluations[row.node_id].value == pytest.approx(path), (
-                "what the search backs up"
+                "the search should back up the return of the episode"
             )
 
 
-async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_them() -> None:
+async def test_only_finished_trajectories_are_valued_and_counted_in_labels() -> None:
     worth = evo_scheme()
-    tree, _ = await grown(worth, evaluator="playout", normalise=True)
+    tree, _ = await grow_tree(worth, evaluator="playout", normalise=True)
     nodes = tree.tree.nodes
     assert set(tree.evaluations) == {node.id for node in nodes if node.terminal}
     rows = stored(tree)
@@ -133,14 +133,14 @@ async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_th
         assert (label.reward is None) == (not below)
 
 
-def verifying(*words: str, **settings: Any) -> tuple[EvoRag, ScriptedEngine]:
-    engine = dice(words)
+def scheme_with_verifier(*words: str, **settings: Any) -> tuple[EvoRag, ScriptedEngine]:
+    engine = hash_policy(words)
     return evo_scheme(verifier=engine, **settings), engine
 
 
-async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_stored() -> None:
-    worth, engine = verifying("yes", "no", "hm")
-    tree, policy = await grown(worth, kind="chains", iterations=40)
+async def test_the_verifier_judges_refusals_after_a_search_and_verdicts_are_stored() -> None:
+    worth, engine = scheme_with_verifier("yes", "no", "hm")
+    tree, policy = await grow_tree(worth, kind="chains", iterations=40)
     rows, states = stored(tree), [node.state for node in tree.tree.nodes]
     searched = {
         row.node_id: any(s.action.kind == "search" for s in states[row.node_id].steps)
@@ -155,7 +155,7 @@ async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_st
     assert {row.verdict for row in rows if row.action != "refuse"} == {None}
     refusals = {row.node_id: row.verdict for row in rows if searched.get(row.node_id)}
     assert set(refusals.values()) == {True, False, None}
-    # Without the verifier at hand the stored word gives the same labels.
+    # Without the verifier, the stored verdicts give the same labels.
     labels = worth.labels(QUESTION, rows, states)
     worth.verifier = None
     assert labels == worth.labels(QUESTION, rows, states)
@@ -170,8 +170,8 @@ async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_st
             assert value == -1.0
 
 
-async def test_by_the_paper_a_verifier_decides_on_refusing_at_once_too() -> None:
-    worth, engine = verifying("no", early_refusal="judged")
+async def test_early_refusal_judged_verifies_refusals_without_a_search_too() -> None:
+    worth, engine = scheme_with_verifier("no", early_refusal="judged")
     grove = Grove()
     grove.add(0, step("refuse"))
     facts = await worth.finished(QUESTION, grove.states[1], "0")
@@ -180,7 +180,7 @@ async def test_by_the_paper_a_verifier_decides_on_refusing_at_once_too() -> None
     assert facts.value == pytest.approx(0.5 - 0.05)
 
 
-async def test_without_a_verifier_the_gold_documents_say() -> None:
+async def test_without_a_verifier_refusals_are_judged_by_the_gold_documents() -> None:
     worth = evo_scheme()
     grove = Grove()
     (found,) = grove.chain(0, [step("search", "Lyon", "lyon")])
@@ -195,7 +195,7 @@ async def test_without_a_verifier_the_gold_documents_say() -> None:
     assert [one.value for one in facts] == pytest.approx(expected)
 
 
-async def test_reasonrag_s_worth_is_its_own_arithmetic() -> None:
+async def test_reasonrag_values_and_labels_follow_its_own_formula() -> None:
     worth = Recipe(name="x").scheme
     grove = Grove()
     searched = grove.add(0, step("search", "Lyon", "lyon"))
@@ -207,7 +207,7 @@ async def test_reasonrag_s_worth_is_its_own_arithmetic() -> None:
     assert [label.reward for label in labels] == pytest.approx([0.405, 0.405, 0.81, 0.0])
 
 
-# |R(x+) − R(x−)| ≥ Δ, and one pair a state for the policy.
+# Pairs: |R(x+) − R(x−)| ≥ Δ, and optionally one pair per state.
 
 
 def paired(grove: Grove, **settings: Any) -> list[tuple[int, int, Any]]:
@@ -217,7 +217,7 @@ def paired(grove: Grove, **settings: Any) -> list[tuple[int, int, Any]]:
 
 
 def siblings() -> Grove:
-    """One state with four ways on; Mid: κ 0.1, ρ 0.5, δ 0.5, γ 0.25 · 0.5, η 0.05."""
+    """One state with three children; Mid: κ 0.1, ρ 0.5, δ 0.5, γ 0.25 · 0.5, η 0.05."""
     grove = Grove()
     state = grove.add(0, step("search", "Lyon", "lyon"))
     for last in (step("answer", "Paris"), step("answer", "Rome"), step("refuse")):
@@ -225,7 +225,7 @@ def siblings() -> Grove:
     return grove
 
 
-def test_comparisons_under_the_threshold_are_left_out() -> None:
+def test_pairs_below_min_gap_are_dropped() -> None:
     # Right 0.1 and wrong 0 (both less η), refusing wrongly −0.5: gaps 0.1, 0.6 and 0.5.
     everything = [(2, 3, 0.1), (2, 4, 0.6), (3, 4, 0.5)]
     assert paired(siblings(), min_gap=0.05) == everything
@@ -235,7 +235,7 @@ def test_comparisons_under_the_threshold_are_left_out() -> None:
     assert paired(siblings(), min_gap=0.05, same_action=True) == everything[:1]
 
 
-def test_a_gap_as_wide_as_the_threshold_is_wide_enough() -> None:
+def test_a_gap_equal_to_min_gap_is_kept() -> None:
     nodes = siblings().nodes
     labels = [Label(None, 0), Label(None, 0), Label(0.75, 1), Label(0.5, 1), Label(None, 0)]
     found = {
@@ -244,8 +244,8 @@ def test_a_gap_as_wide_as_the_threshold_is_wide_enough() -> None:
     assert {gap: len(pairs) for gap, pairs in found.items()} == {0.25: 1, 0.26: 0}
 
 
-def test_a_pair_s_gap_leaves_out_what_is_null_for_one_side() -> None:
-    """The sums say 0.4 − 0.3, but half of the first is a part that the other cannot know."""
+def test_the_gap_of_a_pair_ignores_components_that_are_none_for_one_side() -> None:
+    """The rewards differ by 0.4 − 0.3, but 0.5 of the first is a part that the other lacks."""
     one = Label(0.4, 1, weighted={"refusal": 0.5, "answer": -0.1})
     other = Label(0.3, 1, weighted={"refusal": None, "answer": 0.3})
     grove = siblings()
@@ -254,7 +254,7 @@ def test_a_pair_s_gap_leaves_out_what_is_null_for_one_side() -> None:
     assert (pair.chosen.node_id, pair.gap) == (3, pytest.approx(0.4))
 
 
-def test_a_pair_s_prompt_is_the_one_that_asked_for_both_sides() -> None:
+def test_the_prompt_of_a_pair_is_that_of_the_shared_parent_state() -> None:
     grove = Grove()
     grove.chain(0, [step("search", "Lyon", "lyon"), step("answer", "Paris")])
     grove.chain(0, [step("search", "Osaka", "osaka"), step("answer", "Rome")])

@@ -1,4 +1,4 @@
-"""A reward model in the search and for pairs: whose score counts, and what labels stay."""
+"""Reward model scores in the search and in pairs, next to the labels of the tree."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ def prompt(state: State) -> Sequence[Message]:
 
 
 class Model:
-    """Thinks of a step what it is told, and remembers what it was shown."""
+    """Reward model with a fixed score per text; `shown` records the steps that it scored."""
 
     def __init__(self, **scores: float | None) -> None:
         self.scores, self.shown = scores, list[tuple[str, str, int]]()
@@ -47,7 +47,7 @@ def after(*texts: str) -> State:
     return state
 
 
-async def test_a_node_is_worth_the_score_of_the_step_that_led_there() -> None:
+async def test_a_node_is_valued_by_the_score_of_its_last_step() -> None:
     model: Any = Model(a=0.5, end=-2.0, long=None)
     evaluator = RewardModelEvaluator(model, prompt)
     earned = NodeEvaluation(9.0, verdict=True)
@@ -55,18 +55,18 @@ async def test_a_node_is_worth_the_score_of_the_step_that_led_there() -> None:
     end = await rescored(evaluator, earned, QUESTION, after("a", "end"), "0/0")
     assert (inner.value, end.value) == (0.5, -2.0)
     assert model.shown == [("Where? after 0", "a", 0), ("Where? after 1", "end", 1)]
-    assert end.verdict, "what labels are made of stays"
+    assert end.verdict, "the verdict should be kept for the labels"
     long = await evaluator.evaluate(QUESTION, after("long"), "0")
     assert (long.value, long.unscored) == (None, "longer than the reward model reads")
 
 
-async def test_the_event_loop_goes_on_while_steps_are_scored_one_by_one() -> None:
+async def test_scoring_runs_one_step_at_a_time_without_blocking_the_event_loop() -> None:
     let_go, at_once = threading.Event(), threading.Semaphore(1)
 
     class Slow(Model):
         def score(self, steps: Sequence[Prefix], t: Sequence[int]) -> list[float | None]:
-            assert at_once.acquire(blocking=False), "one by one"
-            assert let_go.wait(60), "whoever holds up the loop waits for ever"
+            assert at_once.acquire(blocking=False), "two steps are scored at the same time"
+            assert let_go.wait(60), "the event loop is blocked"
             at_once.release()
             return super().score(steps, t)
 
@@ -89,7 +89,7 @@ def labels(*rewards: float | None) -> list[Label]:
     return [Label(None, 0), *(Label(r, 1 if r is not None else 0) for r in rewards)]
 
 
-def test_scores_order_and_filter_pairs_and_rewards_stay() -> None:
+def test_scores_order_and_filter_pairs_and_rewards_are_kept() -> None:
     nodes = siblings(4)
     pairs, dropped = sibling_pairs(
         nodes, labels(0.9, 0.1, 0.5, None), BY_SCORE, [None, -1.0, 1.0, 0.9, 5.0]
@@ -108,7 +108,7 @@ def test_scores_order_and_filter_pairs_and_rewards_stay() -> None:
     assert (swapped.gap, swapped.margin) == (-first.gap, -first.margin)
 
 
-def test_the_widest_pair_is_that_of_the_scores() -> None:
+def test_the_extreme_pair_is_chosen_by_the_scores() -> None:
     extremes = BY_SCORE.model_copy(update={"per_state": "extremes"})
     pairs, dropped = sibling_pairs(
         siblings(3), labels(0.0, 0.5, 1.0), extremes, [None, 3.0, 0.0, 1.0]
@@ -119,7 +119,7 @@ def test_the_widest_pair_is_that_of_the_scores() -> None:
     assert unscored == ([], {"unscored": 1})
 
 
-def test_every_step_of_a_tree_is_scored_at_its_own_time() -> None:
+def test_every_step_of_a_tree_is_scored_at_its_own_time_step() -> None:
     model: Any = Model(a=0.1, b=0.2, end=0.3)
     nodes = siblings(3)
     nodes[3] = a_node(node_id=3, parent_id=1, depth=2)

@@ -1,4 +1,4 @@
-"""The comparison with TRL: both trainers learn the same from the same rollouts."""
+"""The benchmark against TRL: both trainers compute the same step from the same rollouts."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ def call(prompt: tuple[int, ...], *step: int) -> PolicyCall:
     return PolicyCall(StepTokens(prompt, step))
 
 
-def test_a_turn_is_what_the_policy_and_the_environment_wrote_in_turn() -> None:
+def test_turn_of_joins_policy_and_environment_tokens_in_order() -> None:
     rollout = Rollout("q", (call((1, 2), 3, 4), call((1, 2, 3, 4, 9, 9), 5)), 0.0)
     assert turn_of(rollout) == ([1, 2], [3, 4, 9, 9, 5], [1, 1, 0, 0, 1])
 
 
-def test_a_protocol_that_rewrites_its_prompts_has_no_such_row() -> None:
+def test_turn_of_rejects_a_rollout_whose_prompts_are_rewritten() -> None:
     with pytest.raises(ValueError, match="rewrites"):
         turn_of(Rollout("q", (call((1, 2), 3), call((1, 7), 5)), 0.0))
 

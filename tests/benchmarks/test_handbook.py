@@ -1,4 +1,4 @@
-"""Questions of benchmarks/handbook: each has its gold passages, and the last one has the answer."""
+"""Questions of benchmarks/handbook: gold passages, answers, uniqueness and mixture."""
 
 from collections import Counter
 from pathlib import Path
@@ -44,14 +44,14 @@ def test_answers_are_short_and_the_first_is_in_the_last_gold_passage(data: Data)
         assert not any(holds_phrase(question.question, a) for a in question.answers), question.id
 
 
-def test_no_question_is_repeated_and_no_document_is_unused(data: Data) -> None:
+def test_questions_are_unique_and_every_document_is_used(data: Data) -> None:
     asked = Counter(normalise(question.question) for question in data.questions)
     assert asked.most_common(1)[0][1] == 1
     used = {i.rpartition("#")[0] for question in data.questions for i in question.supporting_ids}
     assert used == {f"documents/{path.name}" for path in (FOLDER / "documents").iterdir()}
 
 
-def test_the_mixture_of_questions_is_as_described(data: Data) -> None:
+def test_the_numbers_of_hops_and_question_types_are_as_documented(data: Data) -> None:
     assert Counter(question.hops for question in data.questions) == {1: 110, 2: 90}
     kinds = Counter(question.type for question in data.questions)
     assert kinds == {"span": 107, "number": 70, "yesno": 17, "date": 6}

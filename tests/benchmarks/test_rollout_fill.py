@@ -1,4 +1,4 @@
-"""What counts as a full batch."""
+"""The rollout benchmark: how full its batches are."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from benchmarks.rollout_fill import Watch
 from engines.embedded.openvino import OpenVINOEngine
 
 
-def test_the_tail_begins_when_fewer_trajectories_are_left_than_places() -> None:
+def test_the_tail_starts_when_fewer_trajectories_are_left_than_batch_slots() -> None:
     engine = OpenVINOEngine(Path("none.gguf"), model="m", digest="d", max_batch=4)
     watch = Watch(engine, 8)
     watch.stop()

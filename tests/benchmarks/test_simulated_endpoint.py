@@ -1,4 +1,4 @@
-"""The simulated endpoint: its slots are real, its replies follow from the request alone."""
+"""The simulated endpoint: calls occupy its slots, and a reply depends only on the request."""
 
 import asyncio
 from typing import Any
@@ -9,8 +9,8 @@ import pytest
 from benchmarks.endpoint_process import Occupancy, Simulated, serving
 
 
-async def _asked(endpoint: Simulated, seeds: list[int]) -> list[tuple[int, Any]]:
-    """Status and text of a call a seed, all at once."""
+async def _call_with_seeds(endpoint: Simulated, seeds: list[int]) -> list[tuple[int, Any]]:
+    """Returns status and text of one call per seed, all sent at once."""
 
     async def one(session: aiohttp.ClientSession, seed: int) -> tuple[int, Any]:
         messages = [
@@ -26,25 +26,25 @@ async def _asked(endpoint: Simulated, seeds: list[int]) -> list[tuple[int, Any]]
         return await asyncio.gather(*(one(session, seed) for seed in seeds))
 
 
-async def test_slots_are_taken_in_turn_and_a_request_has_one_reply() -> None:
+async def test_calls_wait_for_a_slot_and_equal_requests_have_equal_replies() -> None:
     with serving("--slots", "2", "--latency-s", "0.01") as endpoint:
-        first = await _asked(endpoint, list(range(8)))
-        assert first == await _asked(endpoint, list(range(8)))
+        first = await _call_with_seeds(endpoint, list(range(8)))
+        assert first == await _call_with_seeds(endpoint, list(range(8)))
         assert len({text for _, text in first}) > 1
         log = endpoint.occupancy()
     assert (log.requests, log.distinct, log.rejected) == (16, 8, 0)
-    # The third call began no earlier than the first one ended, and so on.
+    # Call n + 2 starts after call n has ended, as there are two slots.
     assert all(began >= ended for began, ended in zip(log.began[2:], log.ended, strict=False))
 
 
-async def test_a_full_endpoint_that_rejects_says_when_to_come_back() -> None:
+async def test_a_full_endpoint_with_reject_returns_429() -> None:
     with serving("--slots", "1", "--latency-s", "0.5", "--reject") as endpoint:
-        statuses = [status for status, _ in await _asked(endpoint, [1, 2, 3])]
+        statuses = [status for status, _ in await _call_with_seeds(endpoint, [1, 2, 3])]
         assert sorted(statuses) == [200, 429, 429]
         assert endpoint.occupancy().rejected == 2
 
 
-def test_occupancy_counts_slot_time_between_the_edges() -> None:
+def test_share_busy_counts_slot_time_and_trims_the_edges() -> None:
     # Two slots, twenty calls of a second: one after the other for ten seconds, then two at a time.
     began = [float(second) for second in range(10)] + [10 + n // 2 for n in range(10)]
     log = Occupancy(

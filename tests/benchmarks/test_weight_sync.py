@@ -1,4 +1,4 @@
-"""The benchmark of weight syncs, on a random Llama."""
+"""The weight sync benchmark, on a random Llama."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from storage.records import Message
 pytestmark = pytest.mark.model
 
 
-def test_wrong_weights_are_further_away_than_the_right_ones(tmp_path: Path) -> None:
+def test_wrong_weights_have_a_larger_error_than_synced_weights(tmp_path: Path) -> None:
     policy = ModelSettings(model=str(write_tiny_gguf(tmp_path / "tiny.gguf")), precision="f16")
     serving = EmbeddedServing(policy, 4, 1, tmp_path / "serving")
     source = Synced(serving, [(Message("user", "Where is Holm?"),)], 1, list(FAULTS))

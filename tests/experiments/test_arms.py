@@ -1,4 +1,4 @@
-"""What an evaluation of a study leaves: every question asked, those that failed as wrong."""
+"""Arms of a study: failed questions of their evaluations, and costs of their trainings."""
 
 import io
 from pathlib import Path
@@ -19,7 +19,7 @@ from runs.terminal import Terminal
 from storage.records import FailedPrediction
 
 
-def test_a_failed_question_is_among_the_predictions(
+def test_failed_questions_are_included_in_the_predictions_as_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
@@ -39,7 +39,7 @@ def test_a_failed_question_is_among_the_predictions(
         )
         ((start,),) = evaluate_arms(runner, (Arm(START),), {"evaluation.limit": 6})
     rows = start.predictions[0]
-    assert len(rows) == 6, "as many as were asked"
+    assert len(rows) == 6, "every question should have a prediction"
     failed = [row for row in rows if isinstance(row, FailedPrediction)]
     assert [(row.question_id, row.source, row.em, row.f1) for row in failed] == [
         ("q1", "jsonl", 0.0, 0.0)
@@ -60,4 +60,4 @@ def test_the_cost_of_an_arm_includes_the_training_before_it(tmp_path: Path) -> N
     folder, totals = train_arm(runner, arm, 0)
     assert folder.endswith("late-0")
     assert (totals["examples"], totals["steps"], totals["seconds"]) == (43, 4, 1.0)
-    assert totals["movement"] is False, "the end of the last training"
+    assert totals["movement"] is False, "movement should be that of the last training"

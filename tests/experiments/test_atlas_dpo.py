@@ -1,4 +1,4 @@
-"""What the study `atlas-dpo` promises: dev decides, test is asked once, arms share the trees."""
+"""The study `atlas-dpo`: choice on dev, one evaluation on test, and shared trees."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,8 @@ MILD = Arm("mild", "train-dpo", {"pairs.min_gap": 0.1}, {"lr": 1e-5})
 BOLD = Arm("bold", "train-dpo", {"pairs.min_gap": 0.2}, {"lr": 1e-3, "epochs": 2})
 
 
-TAUGHT = Arm("sft", "train-sft", {"pairs.min_gap": 0.3}, {"epochs": 2})
-TAUGHT_MORE = Arm("sft-more", "train-sft", {"pairs.min_gap": 0.3}, {"epochs": 4})
+SFT = Arm("sft", "train-sft", {"pairs.min_gap": 0.3}, {"epochs": 2})
+SFT_LONGER = Arm("sft-more", "train-sft", {"pairs.min_gap": 0.3}, {"epochs": 4})
 
 
 def scored(policy: str) -> dict[str, float]:
@@ -28,11 +28,13 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     rows = [a_prediction(question_id=f"q{n}", em=float(n % 2)) for n in range(20)]
     monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
     monkeypatch.setattr(atlas_dpo, "CANDIDATES", (MILD, BOLD, replace(BOLD, name="bold-again")))
-    monkeypatch.setattr(atlas_dpo, "SFT_CANDIDATES", (TAUGHT, TAUGHT_MORE))
+    monkeypatch.setattr(atlas_dpo, "SFT_CANDIDATES", (SFT, SFT_LONGER))
     return pretended("atlas-dpo", tmp_path / "run", scored=scored)
 
 
-def test_dev_chooses_and_test_is_asked_once_per_arm_and_seed(runner: Pretended) -> None:
+def test_candidates_run_on_dev_and_test_is_evaluated_once_per_arm_and_seed(
+    runner: Pretended,
+) -> None:
     atlas_dpo.atlas_dpo(runner)
     assert runner.asked("dev") == [
         *("mild-0", "bold-0", "bold-again-0"),
@@ -46,7 +48,7 @@ def test_dev_chooses_and_test_is_asked_once_per_arm_and_seed(runner: Pretended) 
     assert runner.stages().count("annotate") == 1
 
 
-def test_arms_learn_from_the_chosen_recipe_s_pairs(runner: Pretended) -> None:
+def test_arms_train_on_the_pairs_of_the_chosen_candidate(runner: Pretended) -> None:
     atlas_dpo.atlas_dpo(runner)
     relabelled = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
     assert relabelled["bold"] == {"pairs.min_gap": 0.2}
@@ -60,7 +62,7 @@ def test_arms_learn_from_the_chosen_recipe_s_pairs(runner: Pretended) -> None:
     assert dpo == ["bold", "shuffled", "answers"]
 
 
-def test_the_table_is_kept(runner: Pretended) -> None:
+def test_tables_and_plot_are_written(runner: Pretended) -> None:
     atlas_dpo.atlas_dpo(runner)
     kept = (runner.folder / "atlas-dpo.md").read_text()
     assert "dpo − warm-start (primary)" in kept

@@ -1,4 +1,4 @@
-"""What EVO-RAG's studies promise: one set of trees, their own relabellings, chains that hold."""
+"""The studies of EVO-RAG: shared trees, relabellings, two-step trainings and tables."""
 
 import csv
 import shutil
@@ -28,7 +28,7 @@ from sources.load import Data
 from storage.records import Prediction
 
 SEARCHES = {"warm-start": 2, "answer-only": 2, "two-stage": 4, "time-dynamic": 3}
-"""A question, by arm; every other arm searches twice."""
+"""Searches per question, by arm; every other arm searches twice."""
 
 
 def answers(policy: str) -> list[Prediction]:
@@ -63,7 +63,7 @@ def trainings(runner: Pretended) -> list[Command]:
     return [one for one in runner.ran if one.stage == "train-dpo"]
 
 
-def named(command: Command) -> str:
+def model_name(command: Command) -> str:
     return command.arguments[-1]
 
 
@@ -73,8 +73,8 @@ def all_arms() -> Iterator[Arm]:
             yield from (one for one in (arm.before, arm) if one is not None)
 
 
-def test_studies_of_one_run_do_not_write_over_each_other() -> None:
-    """A label and a model folder have one content each, whichever study makes it."""
+def test_studies_of_one_run_do_not_overwrite_each_other() -> None:
+    """Labels and model folders of equal names have equal content in all studies."""
     made: dict[str, Any] = {}
     for arm in all_arms():
         if arm.trainer:
@@ -86,7 +86,7 @@ def test_studies_of_one_run_do_not_write_over_each_other() -> None:
     assert own.isdisjoint(made)
 
 
-def test_refinement_goes_on_from_discovery(runner: Pretended) -> None:
+def test_refinement_starts_from_the_policy_of_discovery(runner: Pretended) -> None:
     evo_schedules.evo_schedules(runner)
     labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
     for schedule in ("answer-only", "static", "two-stage", "time-dynamic"):
@@ -94,12 +94,14 @@ def test_refinement_goes_on_from_discovery(runner: Pretended) -> None:
         for label, stage in ((first, "discovery"), (second, "refinement")):
             staged = {"rewards.schedule": schedule, "rewards.stage": stage}
             assert labels[label] == staged
-    order = [named(one) for one in trainings(runner)]
+    order = [model_name(one) for one in trainings(runner)]
     assert order[:3] == ["discovery-answer-only-0", "answer-only-0", "discovery-static-0"]
-    by_name = {named(one): one for one in trainings(runner)}
+    by_name = {model_name(one): one for one in trainings(runner)}
     for seed in (0, 1):
         one, two = by_name[f"discovery-two-stage-{seed}"], by_name[f"two-stage-{seed}"]
-        assert one.settings == {"seed": seed}, "from the warm start, which drew the pairs"
+        assert one.settings == {"seed": seed}, (
+            "Discovery should start from the warm start, which generated the pairs"
+        )
         assert two.settings == {
             "seed": seed,
             "policy.model": f"models/run/discovery-two-stage-{seed}",
@@ -112,7 +114,7 @@ def test_refinement_goes_on_from_discovery(runner: Pretended) -> None:
     }
 
 
-def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
+def test_two_step_arms_report_no_kl_and_the_costs_of_both_steps(
     tmp_path: Path, runner: Pretended
 ) -> None:
     def told(command: Command) -> dict[str, Any]:
@@ -124,17 +126,19 @@ def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     rows = {row["arm"]: row for row in table(own, "evo-schedules-arms")}
     assert (rows["time-dynamic"]["KL"], rows["time-dynamic"]["margin"]) == ("–", "0.200")
     both = [rows["time-dynamic"][name] for name in ("pairs", "steps trained", "train s")]
-    assert both == ["120", "16", "18"], "of Discovery and of Refinement"
+    assert both == ["120", "16", "18"], "costs should be the sums of Discovery and Refinement"
     evo_combinations.evo_combinations(own)
     rows = {row["arm"]: row for row in table(own, "evo-combinations-arms")}
-    assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.200"), "one step"
+    assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.200"), (
+        "an arm with one step should report its KL"
+    )
     assert rows["best-2"]["pairs"] == "60"
     first = (own.folder / "evo-schedules.md").read_text().splitlines()[0]
     assert "margin and accuracy are from the second" in first
     assert "EM and F1 are means over answerable questions" in first
 
 
-def test_savings_stand_beside_em_and_the_paper(runner: Pretended) -> None:
+def test_savings_are_reported_with_em_and_the_value_of_the_paper(runner: Pretended) -> None:
     evo_schedules.evo_schedules(runner)
     row, start, *_ = table(runner, "evo-schedules-searches")
     assert (row["arm"], row["against"]) == ("time-dynamic", "two-stage")
@@ -155,7 +159,7 @@ def test_savings_stand_beside_em_and_the_paper(runner: Pretended) -> None:
     assert "primary" in table(runner, "evo-schedules-claims")[0]["difference"]
 
 
-def test_what_schedules_silence_traces_and_distributions_are_kept(runner: Pretended) -> None:
+def test_comparisons_traces_distributions_and_plots_are_written(runner: Pretended) -> None:
     evo_schedules.evo_schedules(runner)
     rows = {row["better, worse"]: row for row in table(runner, "evo-schedules-comparisons")}
     assert set(rows) == {one.name for one in COMPARISONS}
@@ -171,7 +175,9 @@ def test_what_schedules_silence_traces_and_distributions_are_kept(runner: Preten
         assert (runner.folder / f"evo-schedules-{plot}.svg").exists()
 
 
-def test_a_schedule_without_pairs_is_a_row_that_says_so(tmp_path: Path, runner: Pretended) -> None:
+def test_an_arm_with_too_few_pairs_is_reported_as_left_out(
+    tmp_path: Path, runner: Pretended
+) -> None:
     def told(command: Command) -> dict[str, Any]:
         few = command.arguments[1:] == ("efficiency",)
         return {"pairs": 3 if few else 200} if command.stage == "relabel" else {}
@@ -181,7 +187,7 @@ def test_a_schedule_without_pairs_is_a_row_that_says_so(tmp_path: Path, runner: 
     by_arm = {row["arm"]: row for row in table(poor, "evo-combinations-arms")}
     row = by_arm["efficiency (left out: efficiency: only 3 of at least 20 pairs)"]
     assert (row["seeds"], row["EM"], row["searches"]) == ("0", "–", "–")
-    assert "efficiency-0" not in {named(one) for one in trainings(poor)}
+    assert "efficiency-0" not in {model_name(one) for one in trainings(poor)}
     differences = [row["difference"] for row in table(poor, "evo-combinations-claims")]
     assert not any("efficiency" in one for one in differences)
     assert "best-2 − warm-start" in differences
@@ -196,7 +202,7 @@ def reward_model(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def single(command: Command) -> dict[str, Any]:
-    """Backtracks are too few to learn from; the agent that knows the step penalty has no pairs."""
+    """Totals with too few siblings for `backtrack` and too few pairs for `step`."""
     reward = command.settings.get("rewards.components", [None])[0]
     if command.stage == "train-rm" and "--dry-run" in command.arguments:
         return {"heads": {"total": 9 if reward == "backtrack" else 380}, "dry_run": True}
@@ -210,7 +216,9 @@ def single(command: Command) -> dict[str, Any]:
     return {}
 
 
-def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, runner: Pretended) -> None:
+def test_single_reward_agents_train_on_pairs_of_their_reward_model(
+    tmp_path: Path, runner: Pretended
+) -> None:
     alone = shared(tmp_path, told=single)
     evo_single.evo_single(alone)
     models = [one for one in alone.ran if one.stage == "train-rm" and "--name" in one.arguments]
@@ -228,7 +236,7 @@ def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, runner: P
         alone.recipe_with(command.settings)
 
 
-def test_single_rewards_have_a_row_each_those_left_out_too(
+def test_every_single_reward_has_a_row_even_if_it_is_left_out(
     tmp_path: Path, runner: Pretended
 ) -> None:
     alone = shared(tmp_path, told=single)
@@ -245,7 +253,7 @@ def test_single_rewards_have_a_row_each_those_left_out_too(
         "160",
         "40",
     )
-    assert refusal["agent's accuracy %"] == "55.0", "the mean of both seeds"
+    assert refusal["agent's accuracy %"] == "55.0", "the accuracy should be the mean of both seeds"
     assert (refusal["agent's loss"], refusal["EM"], refusal["searches"]) == (
         "0.650",
         "50.0",
@@ -256,7 +264,7 @@ def test_single_rewards_have_a_row_each_those_left_out_too(
 
 
 def heads(command: Command) -> dict[str, Any]:
-    """The loss of a single head is 0.6 and 0.8, of the others 0.5 and 0.5."""
+    """Totals of train-rm: single heads have the losses 0.6 and 0.8, others 0.5 and 0.5."""
     if command.stage != "train-rm":
         return {}
     single = command.settings["training.reward_model.heads"] == "single"
@@ -266,7 +274,7 @@ def heads(command: Command) -> dict[str, Any]:
     return found | {"score": {"accuracy": 0.6 + 0.1 * seed, "length_only": 0.55}}
 
 
-def test_heads_are_compared_over_splits(tmp_path: Path) -> None:
+def test_reward_model_heads_are_compared_over_splits(tmp_path: Path) -> None:
     alone = shared(tmp_path, told=heads)
     evo_heads.evo_heads(alone)
     trained = {one.arguments[1]: one for one in alone.ran if one.stage == "train-rm"}
@@ -287,7 +295,7 @@ def test_heads_are_compared_over_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EVO_STUDIES)
-def test_each_learns_from_the_shared_trees_and_asks_test_once(
+def test_every_study_shares_the_trees_and_evaluates_test_once(
     name: str, tmp_path: Path, runner: Pretended
 ) -> None:
     told = {"evo-heads": heads, "evo-single": single}.get(name, tells_nothing)
@@ -296,19 +304,19 @@ def test_each_learns_from_the_shared_trees_and_asks_test_once(
     assert own.stages()[0] == "annotate"
     assert own.stages().count("annotate") == 1
     asked = own.asked("test")
-    assert len(asked) == len(set(asked)), "nothing is asked twice"
+    assert len(asked) == len(set(asked)), "every policy should be evaluated once"
     assert own.asked("dev") == []
     assert (own.folder / f"{name}.md").exists()
     assert (own.folder / f"{name}.svg").read_text().lstrip().startswith("<?xml")
 
 
-def test_what_ran_dry_made_nothing_that_could_go_missing(tmp_path: Path) -> None:
+def test_a_dry_run_of_train_rm_has_no_artifact_to_check(tmp_path: Path) -> None:
     assert artifact_digest("train-rm", tmp_path, {"pairs": 3, "dry_run": True}) == ""
     assert artifact_digest("train-rm", tmp_path, {"model": str(tmp_path / "none")}) is None
 
 
 @pytest.mark.parametrize("name", EVO_STUDIES)
-def test_a_study_finds_recipe_and_run_by_itself(
+def test_a_study_has_a_default_recipe_and_run_folder(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -327,6 +335,6 @@ def test_a_study_finds_recipe_and_run_by_itself(
     assert not Path("datasets").exists()
 
 
-def test_every_study_has_its_function() -> None:
+def test_every_study_has_a_callable_carry_out() -> None:
     for name in STUDIES:
         assert callable(study_named(name).carry_out)

@@ -1,4 +1,4 @@
-"""A study's steps run once each, are noted whatever becomes of them, and go on after a stop."""
+"""The study runner: each stage runs once, is recorded in the journal, and resumes after a stop."""
 
 import io
 import shutil
@@ -30,7 +30,7 @@ def runner(folder: Path, *settings: str, dry_run: bool = False) -> StudyRunner:
     return StudyRunner(StageContext(recipe, folder / "run", dry_run=dry_run, console=console), (0,))
 
 
-def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_stage_is_not_rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = runner(tmp_path).run_stage("data", settings={"data.limit": 3})
     assert first["questions"] == 3
     (ended,) = (event for event in runner(tmp_path).journal.events() if event.event == "done")
@@ -49,7 +49,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a lab ran; no process, but products that depend on what they are made of."""
+    """Stages that ran, without processes; the content of products depends on their inputs."""
     ran: list[str] = []
 
     def run(words: Sequence[str]) -> tuple[int, StageTotals, bool]:
@@ -81,42 +81,42 @@ def write_model(folder: Path, content: str) -> None:
     (folder / "training.json").write_text("{}")
 
 
-def taught(folder: Path, gap: float) -> None:
-    """A relabelling under one name, and a training on whatever has that name."""
+def relabel_and_train(folder: Path, gap: float) -> None:
+    """Runs a relabelling named x and a training on the pairs named x."""
     one = runner(folder)
     one.run_stage("relabel", "--label", "x", settings={"pairs.min_gap": gap})
     one.run_stage("train-dpo", "--label", "x", "--name", "x")
 
 
-def test_a_training_is_done_again_when_its_pairs_are_others(
-    own_folder: Path, stages: list[str]
-) -> None:
-    taught(own_folder, 0.1)
-    taught(own_folder, 0.1)
+def test_a_training_is_rerun_if_its_pairs_changed(own_folder: Path, stages: list[str]) -> None:
+    relabel_and_train(own_folder, 0.1)
+    relabel_and_train(own_folder, 0.1)
     assert stages == ["relabel", "train-dpo"]
-    taught(own_folder, 0.2)
+    relabel_and_train(own_folder, 0.2)
     assert stages == ["relabel", "train-dpo"] * 2
-    # Both are noted as done, but what lies there is the second one's.
-    taught(own_folder, 0.1)
+    # Both are recorded as done, but the files are those of the second one.
+    relabel_and_train(own_folder, 0.1)
     assert stages == ["relabel", "train-dpo"] * 3
 
 
-def test_a_stage_whose_product_is_gone_is_run_again(own_folder: Path, stages: list[str]) -> None:
-    taught(own_folder, 0.1)
+def test_a_stage_is_rerun_if_its_product_is_missing(own_folder: Path, stages: list[str]) -> None:
+    relabel_and_train(own_folder, 0.1)
     shutil.rmtree("models/x")
-    taught(own_folder, 0.1)
+    relabel_and_train(own_folder, 0.1)
     assert stages == ["relabel", "train-dpo", "train-dpo"]
     next((own_folder / "run").glob("relabelled/x/pairs/*")).unlink()
-    taught(own_folder, 0.1)
-    assert stages[3:] == ["relabel", "train-dpo"], "a training may read what came before it"
-    taught(own_folder, 0.1)
+    relabel_and_train(own_folder, 0.1)
+    assert stages[3:] == ["relabel", "train-dpo"], (
+        "the training reads the relabelling, so both should run"
+    )
+    relabel_and_train(own_folder, 0.1)
     assert len(stages) == 5
     (own_folder / "run" / "manifest.json").unlink()
-    taught(own_folder, 0.1)
+    relabel_and_train(own_folder, 0.1)
     assert stages[5:] == ["relabel", "train-dpo"]
 
 
-def test_a_raised_limit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
+def test_a_raised_limit_does_not_rerun_a_stage(own_folder: Path, stages: list[str]) -> None:
     settings = {"rewards.alpha": 1}
     runner(own_folder, "limits.max_hours=1").run_stage("relabel", settings=settings)
     runner(own_folder, "limits.max_hours=2").run_stage("relabel", settings=settings)
@@ -130,25 +130,29 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
-    def going_on(*settings: str) -> None:
+def test_changeable_and_memory_settings_do_not_rerun_a_stage(
+    own_folder: Path, stages: list[str]
+) -> None:
+    def run_relabel(*settings: str) -> None:
         fits = ("training.dpo.max_length",)
         replace(runner(own_folder, *settings), changeable_settings=fits).run_stage("relabel")
 
-    going_on()
-    going_on("training.dpo.max_length=2048")
+    run_relabel()
+    run_relabel("training.dpo.max_length=2048")
     assert stages == ["relabel"]
-    going_on("training.dpo.lr=1")
+    run_relabel("training.dpo.lr=1")
     assert stages == ["relabel"] * 2
     runner(own_folder, "training.dpo.max_length=2048").run_stage("relabel")
-    assert stages == ["relabel"] * 3, "in a study all arms see the same"
+    assert stages == ["relabel"] * 3, "by default, a changed max_length should rerun the stage"
     runner(own_folder, "training.dpo.max_length=2048", "training.dpo.micro_batch=1").run_stage(
         "relabel"
     )
-    assert stages == ["relabel"] * 3, "but for rounding"
+    assert stages == ["relabel"] * 3, "micro_batch only affects rounding"
 
 
-def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> None:
+def test_a_command_in_the_journal_can_be_run_in_a_shell(
+    own_folder: Path, stages: list[str]
+) -> None:
     settings = {"data.corpus": ["it's $HOME; here", 'a "b"'], "evaluation.policies": {"a": "b c"}}
     one = runner(own_folder / "a folder; with blanks")
     one.run_stage("relabel", "--label", "x", settings=settings)
@@ -178,7 +182,7 @@ def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> N
         ((0, {"n": 1}, True), 130, "interrupted"),
     ],
 )
-def test_how_a_stage_ended_is_how_the_study_ends(
+def test_the_exit_code_of_a_stage_is_that_of_the_study(
     ended: tuple[int, StageTotals, bool],
     code: int,
     told: str,
@@ -189,12 +193,12 @@ def test_how_a_stage_ended_is_how_the_study_ends(
     with pytest.raises(StageStopped, match=told) as stopped:
         runner(own_folder).run_stage("data")
     assert stopped.value.exit_code == code
-    # A signal that came when the stage was through stops the study, but not that the stage is.
+    # A signal after the stage has finished stops the study, but the stage is recorded as done.
     kept = runner(own_folder).journal.events()
     assert [event.event for event in kept] == ["started", "failed" if ended[0] else "done"]
 
 
-def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
+def test_a_failed_stage_is_recorded_in_the_journal_and_retried(tmp_path: Path) -> None:
     one = runner(tmp_path)
     with pytest.raises(StageStopped) as stopped:
         one.run_stage("relabel")
@@ -207,12 +211,12 @@ def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
     assert "branchwise relabel --run" in events[-1].command
 
 
-def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_starts_no_stage_and_writes_nothing(tmp_path: Path) -> None:
     assert runner(tmp_path, dry_run=True).run_stage("data") == {}
     assert not (tmp_path / "run").exists()
 
 
-def test_a_torn_line_hides_no_other(tmp_path: Path) -> None:
+def test_a_truncated_journal_line_does_not_hide_other_lines(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     journal.note(Event("a", "one", "started"))
     journal.note(Event("a", "one", "done", seconds=2, exit_code=0, totals={"n": 1}))
@@ -224,12 +228,12 @@ def test_a_torn_line_hides_no_other(tmp_path: Path) -> None:
     assert journal.done("c") is None
 
 
-def test_the_recipe_is_part_of_a_command() -> None:
+def test_the_key_of_a_command_depends_on_the_recipe_and_word_boundaries() -> None:
     assert command_key(("eval", "--run", "r"), "x") != command_key(("eval", "--run", "r"), "y")
     assert command_key(("a b",), "x") != command_key(("a", "b"), "x")
 
 
-def test_overrides_survive_yaml() -> None:
+def test_overrides_can_be_parsed_by_load_recipe() -> None:
     words = overrides({"evaluation.set": {"source": "atlas", "limit": 2}, "evaluation.limit": 7})
     recipe = load_recipe(Path("configs/atlas.yaml"), [w for w in words if w != "--set"])
     assert recipe.evaluation.set is not None

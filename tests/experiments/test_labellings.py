@@ -1,4 +1,4 @@
-"""What two labellings of the same trees have in common, and which way their pairs lean."""
+"""Agreement of two labellings of the same trees, and the actions that their pairs prefer."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ Named = tuple[str, int, str, int, str]
 """Tree, preferred node and action, the other node and action."""
 
 
-def labelled(run: Path, name: str, *pairs: Named) -> None:
+def write_pairs(run: Path, name: str, *pairs: Named) -> None:
     rows = [
         a_pair(
             pair_id=str(number),
@@ -40,8 +40,8 @@ def labelled(run: Path, name: str, *pairs: Named) -> None:
     add_parts(run, [write_part(run, table, rows_to_table(rows, schema_of(table), "r"), 0)])
 
 
-def test_a_pair_is_the_same_only_the_same_way_round_in_the_same_tree(tmp_path: Path) -> None:
-    labelled(
+def test_agreement_counts_equal_and_reversed_pairs_of_the_same_tree(tmp_path: Path) -> None:
+    write_pairs(
         tmp_path,
         "first",
         ("t1", 1, "answer", 2, "search"),
@@ -49,7 +49,7 @@ def test_a_pair_is_the_same_only_the_same_way_round_in_the_same_tree(tmp_path: P
         ("t2", 1, "refuse", 2, "backtrack"),
         ("t2", 5, "search", 6, "answer"),
     )
-    labelled(
+    write_pairs(
         tmp_path,
         "second",
         ("t1", 1, "answer", 2, "search"),
@@ -58,7 +58,7 @@ def test_a_pair_is_the_same_only_the_same_way_round_in_the_same_tree(tmp_path: P
     )
     single = Arm("other", "train-dpo", label="second")
     sheet = agreement_sheet(tmp_path, (ONE, single), (Claim("one", "other"),))
-    # Of six pairs that either has, one is the same, and one the other way round.
+    # Of six pairs in either labelling, one is in both, and one is reversed.
     assert sheet.rows == (("first", "second", "4", "3", "1", "1", "16.7"),)
     leaning = leaning_sheet(tmp_path, (Arm(START), ONE, single))
     assert [row[:5] for row in leaning.rows] == [
@@ -71,23 +71,23 @@ def test_a_pair_is_the_same_only_the_same_way_round_in_the_same_tree(tmp_path: P
     ("pairs", "share"),
     [
         ([("answer", "search")] * 3 + [("search", "answer")], 0.75),
-        # Each two actions have a rule of their own.
+        # Every two actions have their own rule.
         ([("answer", "search"), ("search", "refuse"), ("refuse", "answer")], 1.0),
-        # Of two of one kind it has to guess.
+        # Two equal actions are a guess: 0.5.
         ([("answer", "search"), ("search", "search")] * 2, 0.75),
         ([("search", "search")] * 9 + [("answer", "search")], 0.55),
         ([], None),
     ],
 )
-def test_a_rule_on_actions_alone_orders_the_commoner_way(
+def test_the_action_rule_predicts_the_more_common_order_of_two_actions(
     pairs: list[tuple[str, str]], share: float | None
 ) -> None:
     assert action_rule_accuracy(pairs) == (None if share is None else pytest.approx(share))
 
 
-def test_what_actions_alone_order_stands_beside_a_labelling(tmp_path: Path) -> None:
+def test_leaning_sheet_reports_the_accuracy_of_the_action_rule(tmp_path: Path) -> None:
     answers = [("t1", 1, "answer", 2, "search"), ("t2", 1, "answer", 2, "search")]
-    labelled(tmp_path, "first", *answers, ("t3", 1, "search", 2, "search"))
+    write_pairs(tmp_path, "first", *answers, ("t3", 1, "search", 2, "search"))
     leaning = leaning_sheet(tmp_path, (ONE, OTHER))
     shares = dict(
         zip([row[0] for row in leaning.rows], [row[-1] for row in leaning.rows], strict=True)
@@ -95,7 +95,7 @@ def test_what_actions_alone_order_stands_beside_a_labelling(tmp_path: Path) -> N
     assert (shares["first"], shares["second"]) == ("83.3", "–")
 
 
-def test_steps_are_compared_in_their_order_and_shared_ones_not_at_all(tmp_path: Path) -> None:
+def test_agreement_compares_steps_in_order_and_skips_equal_labellings(tmp_path: Path) -> None:
     dynamic = Arm("dynamic", "train-dpo", before=Arm("dynamic-before", "train-dpo"))
     claims = (Claim("dynamic", "other"), Claim("dynamic", START), Claim("dynamic", "nobody"))
     sheet = agreement_sheet(tmp_path, (Arm(START), dynamic, OTHER), claims)
@@ -103,11 +103,13 @@ def test_steps_are_compared_in_their_order_and_shared_ones_not_at_all(tmp_path: 
         ("dynamic-before", "second-before"),
         ("dynamic", "second"),
     ]
-    assert {row[-1] for row in sheet.rows} == {"–"}, "nothing was labelled yet"
+    assert {row[-1] for row in sheet.rows} == {"–"}, (
+        "labellings that do not exist yet have no agreement"
+    )
     shared = Arm("shared", "train-dpo", label="second")
     assert agreement_sheet(tmp_path, (ONE, shared), (Claim("shared", "one"),)).rows
     assert not agreement_sheet(tmp_path, (OTHER, shared), (Claim("shared", "shared"),)).rows
 
 
-def test_labellings_are_named_once_in_the_order_in_which_they_are_learned() -> None:
+def test_labels_of_lists_each_labelling_once_in_training_order() -> None:
     assert labels_of((Arm(START), OTHER, ONE, ONE)) == ["second-before", "second", "first"]

@@ -1,4 +1,4 @@
-"""The study `labels` on a run grown at a loopback endpoint: every estimator, no call twice."""
+"""The study `labels` on a run annotated with a loopback endpoint."""
 
 import csv
 from pathlib import Path
@@ -27,7 +27,7 @@ def branchwise(stage: str, *more: object) -> int:
 @pytest.fixture
 def run(tmp_path: Path, endpoint: FakeEndpoint) -> Path:
     folder = tmp_path / "run"
-    # Long enough for final answers below most steps, which is what `tree` goes by.
+    # Enough iterations for final answers below most steps; `tree` needs them.
     config = recipe(tmp_path, endpoint.base_url, mcts={"iterations": 24, "max_children": 3})
     assert branchwise("annotate", "--run", folder, "--config", config) == 0
     return folder
@@ -42,7 +42,9 @@ def table(run: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_every_estimator_is_judged_by_the_same_rollouts(run: Path, endpoint: FakeEndpoint) -> None:
+def test_every_estimator_is_evaluated_with_fresh_rollouts(
+    run: Path, endpoint: FakeEndpoint
+) -> None:
     assert study(run) == 0
     rows = table(run, "label-survival")
     judged = [(row["estimator"], float(row["alpha"])) for row in rows]
@@ -66,7 +68,7 @@ def test_every_estimator_is_judged_by_the_same_rollouts(run: Path, endpoint: Fak
     assert "| estimator | alpha |" in (run / "study" / "labels.md").read_text()
 
 
-def test_a_second_look_costs_nothing(run: Path, endpoint: FakeEndpoint) -> None:
+def test_a_repeated_study_makes_no_calls(run: Path, endpoint: FakeEndpoint) -> None:
     assert study(run) == 0
     made, first = len(endpoint.requests), (run / "study" / "labels.md").read_text()
     assert study(run) == 0
@@ -74,7 +76,7 @@ def test_a_second_look_costs_nothing(run: Path, endpoint: FakeEndpoint) -> None:
     assert (run / "study" / "labels.md").read_text() == first
 
 
-def test_a_limit_stops_the_study_and_it_goes_on(
+def test_a_limit_stops_the_study_and_it_can_resume(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Ledger(run / "ledger.sqlite") as ledger:
@@ -89,19 +91,19 @@ def test_a_limit_stops_the_study_and_it_goes_on(
     assert study(run) == 0
     runs = (run / "study" / "labels.md").read_text().partition("All runs started")[2]
     sampled, greedy = [line for line in runs.splitlines() if "fresh rollouts, " in line]
-    assert "| 2 |" in sampled, "the attempt that was stopped is told"
+    assert "| 2 |" in sampled, "the stopped attempt should be counted"
     assert "1 per side at a temperature of 0, of" in greedy
     assert "| 1 |" in greedy
 
 
-def test_in_order_takes_the_estimator_s_word() -> None:
+def test_in_order_orders_pairs_by_the_values_of_the_estimator() -> None:
     pairs = [a_pair(tree_id=tree, chosen_node=1, rejected_node=2) for tree in ("a", "b", "c", "d")]
     values = {
         ("a", 1): (0.9, 3),
         ("a", 2): (0.1, 1),
-        ("b", 1): (0.2, 2),  # the other way round
+        ("b", 1): (0.2, 2),  # reversed
         ("b", 2): (0.5, 4),
-        ("c", 1): (0.5, 2),  # no pair: the same
+        ("c", 1): (0.5, 2),  # no pair: equal values
         ("c", 2): (0.5, 2),
         ("d", 1): (0.5, 2),  # no pair: its sibling has no label
     }
@@ -113,7 +115,9 @@ def test_in_order_takes_the_estimator_s_word() -> None:
     assert (turned.chosen_outcomes, turned.rejected_outcomes) == (4, 2)
 
 
-def test_a_study_of_a_run_wants_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_labels_study_requires_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "atlas.yaml").write_text("name: atlas\n")
     assert branchwise("study", "--name", "labels") == 2
@@ -121,7 +125,7 @@ def test_a_study_of_a_run_wants_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "datasets").exists()
 
 
-def test_a_dry_run_rolls_nothing_out(
+def test_a_dry_run_makes_no_rollouts(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = len(endpoint.requests)

@@ -1,4 +1,4 @@
-"""What the studies of ARENA and Eval-RAR promise: one start, one change per arm, one test."""
+"""The studies of ARENA and Eval-RAR: one start policy, one change per arm, one test."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_arenas_arms_start_from_one_policy_and_change_one_setting(
     assert (runner.folder / "arena-curves.svg").exists()
 
 
-def test_eval_rars_reward_is_compared_with_the_answer_alone(told: Any, tmp_path: Path) -> None:
+def test_eval_rar_compares_its_reward_with_em_for_every_seed(told: Any, tmp_path: Path) -> None:
     runner = pretended("eval-rar", tmp_path / "eval-rar", told=told)
     eval_rar.STUDY.carry_out(runner)
     trained = [one.settings for one in runner.ran if one.stage == "train-grpo"]
@@ -62,7 +62,7 @@ def test_eval_rars_reward_is_compared_with_the_answer_alone(told: Any, tmp_path:
     assert [one["seed"] for one in trained] == [0, 0, 1, 1]
 
 
-def test_verdicts_are_means_over_the_answers_that_have_them() -> None:
+def test_verdict_sheet_averages_over_the_answers_with_a_verdict() -> None:
     rows: list[Scored] = [
         a_prediction(question_id="q1", copied=0.2, format_ok=True),
         a_prediction(question_id="q2", copied=None, format_ok=False),

@@ -1,4 +1,4 @@
-"""What the study `reading-curve` promises: the same traces, more reading, held-out questions."""
+"""The study `reading-curve`: equal traces, more reading questions, held-out evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from storage.records import Prediction
 def answers(
     runner: StudyRunner, name: str, evaluated: Any, settings: dict[str, Any]
 ) -> list[Prediction]:
-    """A policy of more reading questions is right more often; guessable questions are easy."""
+    """Predictions: more reading questions give more right answers; guessable ones are all right."""
     (policy,) = settings["evaluation.policies"]
     right = reading_curve.QUESTIONS.index(int(policy.removeprefix("reading-"))) + 1
     return [
@@ -46,7 +46,7 @@ def test_policies_differ_in_the_number_of_reading_questions(runner: Pretended) -
     assert made[1].arguments == ("--name", "reading-1300")
 
 
-def test_multi_hop_questions_are_of_the_split_dev_of_sets_that_are_not_learned_whole(
+def test_multi_hop_questions_are_from_the_dev_splits(
     runner: Pretended,
 ) -> None:
     reading_curve.reading_curve(runner)
@@ -60,7 +60,7 @@ def test_multi_hop_questions_are_of_the_split_dev_of_sets_that_are_not_learned_w
         ]
 
 
-def test_passages_are_those_of_the_test_split_of_the_first_reading_set(tmp_path: Path) -> None:
+def test_passages_are_from_the_test_split_of_the_first_reading_set(tmp_path: Path) -> None:
     runner = pretended("general", tmp_path / "run")
     own = reading_curve.with_passages(runner)
     assert own.context.run.name == "run-passages"
@@ -69,7 +69,7 @@ def test_passages_are_those_of_the_test_split_of_the_first_reading_set(tmp_path:
     assert own.recipe.evaluation.split == "test"
 
 
-def test_the_table_grows_by_reading_questions(runner: Pretended) -> None:
+def test_the_table_has_one_row_per_number_of_reading_questions(runner: Pretended) -> None:
     reading_curve.reading_curve(runner)
     lines = (runner.folder / "reading-curve-em-by-reading-questions.csv").read_text().splitlines()
     assert lines[1] == "0,100,30.0,30.0,12.5,30.0"

@@ -1,4 +1,4 @@
-"""What the study `real-dpo` promises: one start of its own, one pooled test, baselines beside."""
+"""The study `real-dpo`: its own warm start, one pooled test set, and baselines."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SETS = ("2wiki", "hotpotqa", "musique")
 
 
 def answers(policy: str) -> list[Prediction]:
-    """Those of a set are all right or all wrong."""
+    """Predictions on three sets; those of hotpotqa are right, the others wrong."""
     return [
         a_prediction(question_id=f"q{n}", source=SETS[n % 3], em=float(n % 3 == 1), policy=policy)
         for n in range(30)
@@ -32,12 +32,12 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return pretended("real-dpo", tmp_path / "real-dpo")
 
 
-def test_the_start_is_made_before_the_trees(runner: Pretended) -> None:
+def test_the_warm_start_runs_before_annotation(runner: Pretended) -> None:
     real_dpo.real_dpo(runner)
     assert runner.stages()[:2] == ["warm-start", "annotate"]
 
 
-def test_another_start_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_another_start_policy_is_rejected_before_any_stage_runs(tmp_path: Path) -> None:
     elsewhere = pretended("real-dpo", tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"--set policy\.model=models/elsewhere/warm-start"):
         real_dpo.real_dpo(elsewhere)
@@ -48,10 +48,10 @@ def test_another_start_is_refused_before_anything_is_made(tmp_path: Path) -> Non
     assert named.stages() == ["warm-start"]
 
 
-def test_baselines_stand_beside_and_sets_apart(runner: Pretended) -> None:
+def test_baselines_are_reported_with_the_arms_and_sets_as_strata(runner: Pretended) -> None:
     real_dpo.real_dpo(runner)
     assert runner.asked("test")[:3] == ["base", "warm-start", "same-again"]
-    assert runner.asked("dev") == [], "nothing is chosen here"
+    assert runner.asked("dev") == [], "the study chooses nothing, so dev should be unused"
     arms_table = (runner.folder / "real-dpo-arms.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in arms_table[1:6]] == ["base", *real_dpo.BASELINES]
     head, *rows = (runner.folder / "real-dpo-strata.csv").read_text().splitlines()
@@ -61,7 +61,7 @@ def test_baselines_stand_beside_and_sets_apart(runner: Pretended) -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real sets are not beside the checkout")
-def test_strata_hold_every_question_of_the_real_sets() -> None:
+def test_strata_cover_every_question_of_the_real_sets() -> None:
     recipe = load_recipe(Path("configs/real-dpo.yaml"), [])
     found = tuple(
         one.model_copy(update={"questions": str(SHARED / Path(str(one.questions)).name)})
@@ -73,4 +73,4 @@ def test_strata_hold_every_question_of_the_real_sets() -> None:
     by_set = [sum(map(stratum.holds, rows)) for stratum in real_dpo.STRATA[:3]]
     assert sum(by_set) == len(rows)
     assert min(by_set) > 100
-    assert len(rows) <= recipe.evaluation.limit, "the pooled test is all of the three parts"
+    assert len(rows) <= recipe.evaluation.limit, "the limit should not cut the pooled test"

@@ -1,4 +1,4 @@
-"""What the study `recipes` promises: one thing changed at a time, dev alone, a second round."""
+"""The study `recipes`: its second round, and a stop during fresh rollouts."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from runs.studies.study_runner import StageStopped
 from storage.records import Prediction
 
 RIGHT = {"higher-rate-0": 5, "as-it-is-0": 3}
-"""Of ten questions; every other policy has two."""
+"""Right answers to ten questions, by policy; every other policy has two."""
 
 
 def answers(policy: str) -> list[Prediction]:
@@ -25,8 +25,8 @@ def answers(policy: str) -> list[Prediction]:
 
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rollouts a side were asked for."""
+def requested_rollouts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Requested numbers of fresh rollouts per side."""
     asked: list[int] = []
 
     def roll_fresh(
@@ -42,18 +42,20 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def lab_of(folder: Path) -> Pretended:
+def runner_in(folder: Path) -> Pretended:
     runner = pretended("real-dpo", folder / "real-dpo")
     return Pretended(runner.context, (0,))
 
 
 def changed(command: Command, base: Command) -> dict[str, Any]:
-    """Settings that a command has and the base has not, or has otherwise."""
+    """Returns the settings of a command that differ from those of the base."""
     return {k: v for k, v in command.settings.items() if base.settings.get(k) != v}
 
 
-def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at: list[int]) -> None:
-    runner = lab_of(tmp_path)
+def test_the_second_round_uses_the_best_policy(
+    tmp_path: Path, requested_rollouts: list[int]
+) -> None:
+    runner = runner_in(tmp_path)
     recipes.recipes(runner)
     own = [
         command for command in runner.ran if command.run == "real-dpo-second-round-higher-rate-0"
@@ -62,12 +64,12 @@ def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at:
     assert {command.policy for command in own} == {"models/real-dpo/higher-rate-0"}
 
 
-def test_a_second_look_that_is_stopped_stops_the_study(
-    tmp_path: Path, looked_at: list[int], monkeypatch: pytest.MonkeyPatch
+def test_fresh_rollouts_that_stop_at_a_limit_stop_the_study(
+    tmp_path: Path, requested_rollouts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rolled = FreshRolloutResult({}, pending=3, reason="limits.max_usd is reached", exit_code=3)
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: rolled)
-    runner = lab_of(tmp_path)
+    runner = runner_in(tmp_path)
     with pytest.raises(
         StageStopped, match=r"max_usd is reached; rerun the same command"
     ) as stopped:

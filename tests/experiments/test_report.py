@@ -1,4 +1,4 @@
-"""A study's claims: paired over questions and seeds, corrected within their family."""
+"""Reports of a study: paired differences, corrections within a family, and tables."""
 
 import numpy as np
 import pytest
@@ -22,8 +22,8 @@ from experiments.report import stratum_sheet as strata_of
 from runs.studies.study_runner import StageTotals
 
 
-def examined(name: str, *by_seed: str, trainer: bool = True) -> EvaluatedArm:
-    """An arm whose answers are right ("1") or wrong ("0"), a string a seed."""
+def evaluated_arm(name: str, *by_seed: str, trainer: bool = True) -> EvaluatedArm:
+    """Returns an arm whose answers are right ("1") or wrong ("0"), one string per seed."""
     arm = Arm(name, "train-dpo" if trainer else None)
     rows: dict[int, list[Scored]] = {
         seed: [
@@ -36,27 +36,27 @@ def examined(name: str, *by_seed: str, trainer: bool = True) -> EvaluatedArm:
     return EvaluatedArm(arm, rows, totals if trainer else [], [])
 
 
-def test_differences_are_the_arm_s_minus_the_baseline_s() -> None:
-    start = examined("warm-start", "0000000000", trainer=False)
-    dpo = examined("dpo", "1111100000", "1111111000")
+def test_differences_are_arm_minus_baseline() -> None:
+    start = evaluated_arm("warm-start", "0000000000", trainer=False)
+    dpo = evaluated_arm("dpo", "1111100000", "1111111000")
     (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
     assert found.em.mean == pytest.approx(0.6)
     assert found.em.low > 0
     assert found.em.seeds == 2
     assert found.disagree == pytest.approx(0.6)
-    assert found.p == pytest.approx(2 / 2**7), "7 questions moved, all one way"
+    assert found.p == pytest.approx(2 / 2**7), "7 questions changed, all in the same direction"
 
 
-def test_one_training_an_arm_says_nothing_of_others() -> None:
-    start = examined("warm-start", "0000", trainer=False)
+def test_the_claim_table_states_how_many_trainings_it_covers() -> None:
+    start = evaluated_arm("warm-start", "0000", trainer=False)
     claims = [Claim("dpo", "warm-start")]
     for seeds, told in ((1, "one training per arm"), (2, "over questions and seeds)")):
-        dpo = examined("dpo", *["0110"] * seeds)
+        dpo = evaluated_arm("dpo", *["0110"] * seeds)
         found = findings({"warm-start": start, "dpo": dpo}, claims, 0)
         assert told in claim_sheet(found).title
 
 
-def test_a_table_says_how_small_a_difference_its_size_shows() -> None:
+def test_minimum_detectable_effect_depends_on_the_widest_interval() -> None:
     narrow, wide = Interval(0.05, 0.04, 0.06, 180, 9), Interval(0.0, -0.0686, 0.0686, 200, 9)
     assert minimum_detectable_effect([narrow, wide]).startswith(
         "200 questions detect a true difference in EM of 9.8 p"
@@ -67,7 +67,7 @@ def test_a_table_says_how_small_a_difference_its_size_shows() -> None:
     assert minimum_detectable_effect([]) == ""
 
 
-def test_the_effect_that_is_found_four_times_in_five_is() -> None:
+def test_the_minimum_detectable_effect_is_detected_in_80_percent() -> None:
     rng, error = np.random.default_rng(0), 0.035
     told = minimum_detectable_effect([Interval(0.0, -1.96 * error, 1.96 * error, 200, 9)])
     effect = float(told.split(" of ")[1].split()[0]) / 100
@@ -75,11 +75,11 @@ def test_the_effect_that_is_found_four_times_in_five_is() -> None:
     assert seen.mean() == pytest.approx(0.8, abs=0.01)
 
 
-def test_holm_is_over_the_family() -> None:
+def test_holm_corrects_within_the_primary_family() -> None:
     arms = {
-        "warm-start": examined("warm-start", "0" * 12, trainer=False),
-        "dpo": examined("dpo", "1" * 8 + "0" * 4),
-        "sft": examined("sft", "1" + "0" * 11),
+        "warm-start": evaluated_arm("warm-start", "0" * 12, trainer=False),
+        "dpo": evaluated_arm("dpo", "1" * 8 + "0" * 4),
+        "sft": evaluated_arm("sft", "1" + "0" * 11),
     }
     claims = [
         Claim("dpo", "warm-start", primary=True),
@@ -97,38 +97,38 @@ def test_holm_is_over_the_family() -> None:
 
 
 def test_a_failed_question_counts_as_wrong() -> None:
-    start = examined("warm-start", "1111", trainer=False)
-    dpo = examined("dpo", "111")
+    start = evaluated_arm("warm-start", "1111", trainer=False)
+    dpo = evaluated_arm("dpo", "111")
     dpo.predictions[0].append(score_failure(a_question(id="q3"), seed=0))
     (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
     assert (found.em.n, found.em.mean, found.f1.mean) == (4, -0.25, -0.25)
     row = dict(zip(arm_sheet([dpo]).head, arm_sheet([dpo]).rows[0], strict=True))
     assert (row["EM"], row["F1"], row["questions"], row["failed"]) == ("75.0", "75.0", "4", "1")
-    assert row["steps"] == "3.0", "of those that were answered"
+    assert row["steps"] == "3.0", "steps should be averaged over the answered questions"
 
 
-def test_an_arm_that_only_failed_has_a_row() -> None:
+def test_an_arm_with_only_failed_questions_has_a_row() -> None:
     none = EvaluatedArm(Arm("dpo"), {0: [score_failure(a_question(), seed=0)]})
     row = dict(zip(arm_sheet([none]).head, arm_sheet([none]).rows[0], strict=True))
     assert (row["EM"], row["failed"], row["steps"]) == ("0.0", "1", "–")
 
 
-def test_only_questions_that_all_were_asked_are_paired() -> None:
-    start = examined("warm-start", "0000", trainer=False)
-    dpo = examined("dpo", "1111")
+def test_only_questions_that_both_arms_have_are_paired() -> None:
+    start = evaluated_arm("warm-start", "0000", trainer=False)
+    dpo = evaluated_arm("dpo", "1111")
     dpo.predictions[0].pop()
     (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
     assert found.em.n == 3
 
 
-def test_scores_keep_question_and_seed_apart() -> None:
-    dpo = examined("dpo", "10", "11")
+def test_scores_are_indexed_by_question_and_seed() -> None:
+    dpo = evaluated_arm("dpo", "10", "11")
     keys = [("atlas", "q1"), ("atlas", "q0")]
     assert np.array_equal(scores(dpo, keys, "em"), [[0, 1], [1, 1]])
 
 
-def test_tables_say_what_was_trained_and_where_it_counts() -> None:
-    dpo = examined("dpo", "1100", "1000")
+def test_tables_report_trainings_and_strata() -> None:
+    dpo = evaluated_arm("dpo", "1100", "1000")
     row = dict(zip(arm_sheet([dpo]).head, arm_sheet([dpo]).rows[0], strict=True))
     assert (row["EM"], row["SD"], row["seeds"]) == ("37.5", "17.7", "2")
     assert (row["pairs"], row["KL"]) == ("10", "0.500")
@@ -136,36 +136,39 @@ def test_tables_say_what_was_trained_and_where_it_counts() -> None:
     assert strata_of([dpo], [guessed]).rows == (("dpo", "75.0"),)
 
 
-def test_f1_and_em_are_claims_of_their_own() -> None:
-    start, dpo = examined("warm-start", "0000", trainer=False), examined("dpo", "0011")
+def test_f1_and_em_have_their_own_intervals() -> None:
+    start, dpo = evaluated_arm("warm-start", "0000", trainer=False), evaluated_arm("dpo", "0011")
     dpo.predictions[0] = [
         a_prediction(question_id=row.question_id, em=row.em, f1=0.5) for row in dpo.predictions[0]
     ]
     (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
     assert (found.em.mean, found.f1.mean) == (0.5, 0.5)
-    assert (found.f1.low, found.f1.high) == (0.5, 0.5), "every question gains as much"
+    assert (found.f1.low, found.f1.high) == (0.5, 0.5), "every question gains the same"
 
 
-def test_answers_that_differ_disagree_whoever_is_right() -> None:
-    arms = {"sft": examined("sft", "0110"), "dpo": examined("dpo", "1010")}
+def test_disagreement_counts_different_answers_even_if_em_is_equal() -> None:
+    arms = {"sft": evaluated_arm("sft", "0110"), "dpo": evaluated_arm("dpo", "1010")}
     (found,) = findings(arms, [Claim("dpo", "sft")], 0)
     assert (found.em.mean, found.disagree) == (0.0, 0.5)
 
 
-def test_a_seed_is_compared_with_itself_in_whatever_order_seeds_came() -> None:
-    arms = {"sft": examined("sft", "0110", "1001"), "dpo": examined("dpo", "0110", "1001")}
+def test_seeds_are_paired_by_number_and_not_by_order() -> None:
+    arms = {
+        "sft": evaluated_arm("sft", "0110", "1001"),
+        "dpo": evaluated_arm("dpo", "0110", "1001"),
+    }
     arms["dpo"].predictions = dict(reversed(arms["dpo"].predictions.items()))
     (found,) = findings(arms, [Claim("dpo", "sft")], 0)
     assert (found.disagree, found.em.low, found.em.high) == (0.0, 0.0, 0.0)
 
 
-def test_invalid_replies_are_those_without_the_format() -> None:
+def test_invalid_share_counts_replies_without_the_format() -> None:
     rows: list[Scored] = [a_prediction(question_id=f"q{n}", format_ok=n > 0) for n in range(4)]
     sheet = arm_sheet([EvaluatedArm(Arm("dpo"), {0: rows})])
     assert dict(zip(sheet.head, sheet.rows[0], strict=True))["invalid %"] == "25.0"
 
 
-def test_a_failed_question_is_not_refused_and_lowers_the_recall_of_refusals() -> None:
+def test_a_failed_question_lowers_the_recall_of_refusals() -> None:
     unanswerable = {"em": None, "f1": None, "cover_em": None}
     rows: list[Scored] = [
         a_prediction(question_id="q0", refused=True, **unanswerable),
@@ -177,8 +180,8 @@ def test_a_failed_question_is_not_refused_and_lowers_the_recall_of_refusals() ->
     assert (row["refusal precision"], row["refusal recall"]) == ("50.0", "50.0")
 
 
-def test_wrong_answers_are_kept_for_pooling() -> None:
-    sheet = answer_sheet([examined("dpo", "10")])
+def test_answer_sheet_lists_right_and_wrong_answers() -> None:
+    sheet = answer_sheet([evaluated_arm("dpo", "10")])
     assert sheet.rows == (
         ("dpo", "0", "atlas", "q0", "1", "1"),
         ("dpo", "0", "atlas", "q1", "0", "0"),

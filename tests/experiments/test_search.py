@@ -1,4 +1,4 @@
-"""What the study `search` promises: two runs of the same budget, judged and trained alike."""
+"""The study `search`: two runs with the same budget, evaluated and trained in the same way."""
 
 import asyncio
 from pathlib import Path
@@ -21,8 +21,8 @@ from storage.schemas import rows_to_table, schema_of
 KINDS = ("tree", "chains")
 
 
-def grown(runner: Pretended, kind: str) -> None:
-    """Two trees of three nodes, and a pair of each."""
+def write_run(runner: Pretended, kind: str) -> None:
+    """Writes a run with two trees of three nodes and one pair of each."""
     run = open_run(with_sibling_run(runner, kind).context.run, runner.recipe, {})
     trees = [
         a_node(tree_id=tree, question_id=tree, node_id=n) for tree in ("t1", "t2") for n in range(3)
@@ -33,11 +33,11 @@ def grown(runner: Pretended, kind: str) -> None:
         records: list[Record] = rows
         content = rows_to_table(records, schema_of(table), run.id)
         add_parts(run.folder, [write_part(run.folder, table, content, 0)])
-    asyncio.run(called(run))
+    asyncio.run(store_calls(run))
 
 
-async def called(run: Run) -> None:
-    """30 tokens for a child and its rollout, and others that are none of the search's."""
+async def store_calls(run: Run) -> None:
+    """Stores calls per tree: 30 tokens of the search, and 200 of other stages."""
     spent = {"tree/0": 10, "rollout/0/1": 20, "fresh/t1/1": 100, "eval/dpo": 100}
     with run.open_ledger() as opened:
         for tree in ("t1", "t2"):
@@ -55,7 +55,7 @@ def ended(answer: str) -> Rollout:
 
 
 def fresh(answers: dict[int, str]) -> Fresh:
-    """One rollout of every node of both trees."""
+    """Returns one rollout of every given node of both trees."""
     return {
         (tree, node): FreshRollouts(
             tree_id=tree,
@@ -82,26 +82,26 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
     found = pretended("search", tmp_path / "search")
     for kind in KINDS:
-        grown(found, kind)
+        write_run(found, kind)
     return found
 
 
-def test_both_kinds_have_a_run_of_their_own_and_one_journal(runner: Pretended) -> None:
+def test_both_kinds_have_their_own_run_and_share_one_journal(runner: Pretended) -> None:
     search.search(runner)
     annotated = [(one.run, one.settings) for one in runner.ran if one.stage == "annotate"]
     assert annotated == [(f"search-{kind}", {"mcts.kind": kind}) for kind in KINDS]
-    assert runner.recipe.mcts.max_output_tokens, "what makes them equal"
+    assert runner.recipe.mcts.max_output_tokens, "the token limit makes the budgets equal"
     assert {with_sibling_run(runner, kind).folder for kind in KINDS} == {runner.folder}
 
 
-def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) -> None:
+def test_searches_are_counted_and_checked_with_fresh_rollouts(runner: Pretended) -> None:
     search.search(runner)
     head, *rows = (runner.folder / "search-searches.csv").read_text().splitlines()
     assert head.startswith("search,questions,tokens per question,pairs,")
     tree, chains = (row.split(",") for row in rows)
     assert tree[:6] == ["tree", "2", "30", "2", "2", "2"]
     assert tree[6].strip('"').startswith("100.0 [")
-    assert chains[-2:] == ["100.0", "0.0"], "all of its orders are reversed"
+    assert chains[-2:] == ["100.0", "0.0"], "all pairs should be reversed"
     text = (runner.folder / "search.md").read_text()
     assert "dpo-tree − dpo-chains (primary)" in text
     for kind in KINDS:
@@ -112,7 +112,7 @@ def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) ->
     assert (runner.folder / "search.svg").exists()
 
 
-def test_a_stop_of_the_rollouts_is_the_study_s(
+def test_fresh_rollouts_that_are_interrupted_stop_the_study(
     runner: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = FreshRolloutResult({}, pending=2, reason="interrupted", exit_code=130)
@@ -125,5 +125,5 @@ def test_a_stop_of_the_rollouts_is_the_study_s(
         for events in runner.journal.by_command()
         if "fresh rollouts" in events[0].command
     ]
-    assert attempt.exit_code == 130, "what was stopped is not passed over in silence"
+    assert attempt.exit_code == 130, "the journal should record the stopped attempt"
     assert not (runner.folder / "search.md").exists()

@@ -1,4 +1,4 @@
-"""`branchwise study`: what is refused before anything is done, and what a dry run leaves."""
+"""`branchwise study`: checks before it starts, and dry runs."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def study(run: Path, *more: str, name: str = "little") -> int:
     )
 
 
-def test_names_seeds_and_folders_are_checked_first(
+def test_names_seeds_and_folders_are_checked_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert study(tmp_path / "run", name="larger") == 2
@@ -40,7 +40,7 @@ def test_names_seeds_and_folders_are_checked_first(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_server_that_is_there_would_not_get_what_a_study_trains(
+def test_a_running_server_is_rejected_for_a_study_that_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = "policy={engine: vllm, model: smollm2, base_url: http://localhost:1}"
@@ -49,7 +49,7 @@ def test_a_server_that_is_there_would_not_get_what_a_study_trains(
     assert not (tmp_path / "run").exists()
 
 
-def test_plots_are_asked_for_before_the_trees(
+def test_a_missing_matplotlib_is_reported_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -57,14 +57,16 @@ def test_plots_are_asked_for_before_the_trees(
     assert 'pip install "branchwise[study]"' in capsys.readouterr().out
 
 
-def test_one_study_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_in_use_by_another_process_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run" / "study").mkdir(parents=True)
     with RunLock(tmp_path / "run" / "study" / "study.lock"):
         assert study(tmp_path / "run") == 2
     assert "study is in use by process" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_the_commands_and_writes_nothing(
+def test_a_dry_run_prints_the_commands_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert study(tmp_path / "run", "--dry-run") == 0
@@ -74,6 +76,6 @@ def test_a_dry_run_says_the_commands_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_study_notes_first_does_not_make_the_run_folder_a_stranger(tmp_path: Path) -> None:
+def test_a_run_folder_that_contains_only_a_study_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
     check_run_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""What the study `supervision` promises: equal trials, own questions per seed, one test per arm."""
+"""The study `supervision`: trials on dev, own questions per seed, tests, costs and pooling."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ from storage.ledger_rows import Totals
 from storage.records import Prediction
 
 TREES = Totals(calls=900, output_tokens=40 * 80 * 30)
-"""Totals of trees that took the tokens of 30 batches, if a rollout takes 40."""
+"""Totals of trees with as many tokens as 30 batches of 80 rollouts with 40 tokens each."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return pretended("supervision", tmp_path / "supervision", told=told)
 
 
-def test_every_kind_of_arm_tries_as_many_learning_rates_on_dev(runner: Pretended) -> None:
+def test_every_kind_of_arm_tries_three_learning_rates_on_dev(runner: Pretended) -> None:
     supervision_rates.supervision_rates(runner)
     assert not runner.asked("test")
     tried = runner.asked("dev")
@@ -67,7 +67,7 @@ def test_every_kind_of_arm_tries_as_many_learning_rates_on_dev(runner: Pretended
     assert len(table.read_text().splitlines()) == 1 + 1 + 3 * len(supervision_rates.KINDS)
 
 
-def test_batches_generate_as_many_tokens_as_the_trees(runner: Pretended) -> None:
+def test_batches_of_generates_as_many_tokens_as_the_trees(runner: Pretended) -> None:
     trial = runner.run_stage("train-grpo", "--name", "trial")
     grpo = EvaluatedArm(supervision.ARMS[-1], trainings=[trial])
     assert supervision_rates.batches_of(grpo, TREES) == 30
@@ -76,7 +76,7 @@ def test_batches_generate_as_many_tokens_as_the_trees(runner: Pretended) -> None
     assert supervision_rates.batches_of(dpo, TREES) is None
 
 
-def test_every_seed_has_questions_and_trees_of_its_own(runner: Pretended) -> None:
+def test_every_seed_has_its_own_questions_and_trees(runner: Pretended) -> None:
     supervision.supervision(runner)
     grown = [one.run for one in runner.ran if one.stage == "annotate"]
     assert grown == ["supervision-0", "supervision-1"]
@@ -84,16 +84,18 @@ def test_every_seed_has_questions_and_trees_of_its_own(runner: Pretended) -> Non
     search_r1 = supervision.search_r1_start(runner)
     asked = {arm.name: supervision.trained_in(own, arm, search_r1) for arm in supervision.ARMS[1:]}
     drawn = {name: questions(one.recipe) for name, one in asked.items()}
-    assert len({tuple(ids) for ids in drawn.values()}) == 1, "all arms learn from the same"
+    assert len({tuple(ids) for ids in drawn.values()}) == 1, (
+        "all arms should have the same questions"
+    )
     shared = {*drawn["dpo"]} & {*questions(supervision.replication(runner, 0).recipe)}
-    assert len(shared) <= 2, "of 100; each seed draws from the same facts"
+    assert len(shared) <= 2, "few of 100 may coincide, as all seeds draw from the same facts"
 
 
 def questions(recipe: Recipe) -> list[str]:
     return [one.id for one in load_data(recipe.data, recipe.seed).questions]
 
 
-def test_arms_on_rollouts_have_run_folders_of_their_own(runner: Pretended) -> None:
+def test_arms_on_rollouts_have_their_own_run_folders(runner: Pretended) -> None:
     supervision.supervision(runner)
     folders = [one.run for one in runner.ran if "rollouts" not in str(one.settings)
                and one.stage == "train-grpo"]  # fmt: skip
@@ -103,7 +105,7 @@ def test_arms_on_rollouts_have_run_folders_of_their_own(runner: Pretended) -> No
     assert {one.policy for one in searching} == {f"models/{start.run}/warm-start"}
 
 
-def test_the_test_is_asked_once_per_arm_and_seed(runner: Pretended) -> None:
+def test_test_is_evaluated_once_per_arm_and_seed(runner: Pretended) -> None:
     supervision.supervision(runner)
     asked = runner.asked("test")
     assert not runner.asked("dev")
@@ -182,7 +184,7 @@ def test_arms_and_seeds_of_several_machines_give_one_table(
     assert plot.is_file()
 
 
-def test_pooled_tables_name_seeds_as_they_are_and_the_claims_that_lack_an_arm(
+def test_pooled_tables_show_seeds_and_list_claims_with_missing_arms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed, right in ((1, 1), (0, 0)):  # seeds in another order
@@ -200,7 +202,7 @@ def test_pooled_tables_name_seeds_as_they_are_and_the_claims_that_lack_an_arm(
     assert "dpo − grpo" not in missing
 
 
-def test_search_r1_differs_in_its_protocol_and_not_in_its_questions_and_budget(
+def test_search_r1_changes_the_protocol_but_not_questions_and_budget(
     runner: Pretended,
 ) -> None:
     changed = {
@@ -225,7 +227,7 @@ def test_search_r1_differs_in_its_protocol_and_not_in_its_questions_and_budget(
     assert found.training.grpo == recipe.training.grpo
 
 
-def test_every_arm_can_name_a_folder() -> None:
+def test_the_name_of_every_arm_is_a_valid_folder_name() -> None:
     for arm in supervision.ARMS:
         assert checked_name(arm.name) == arm.name
 

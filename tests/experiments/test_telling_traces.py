@@ -1,4 +1,4 @@
-"""Near-duplicates are marked, and questions that tell the arms apart are shown."""
+"""Traces and distributions of EVO-RAG studies: near-duplicates, and questions that differ."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +13,14 @@ from experiments.evo.traces import most_different_questions, moves_of, trace_tex
 from storage.records import Prediction
 
 REPEATED = ["capital of France", "Lyon", "France capital of"]
-"""The third one has all words of the first."""
+"""Queries of which the third has all words of the first."""
 
 
-def examined(name: str, rows: Sequence[Prediction]) -> EvaluatedArm:
+def evaluated_arm(name: str, rows: Sequence[Prediction]) -> EvaluatedArm:
     return EvaluatedArm(Arm(name), {0: list(rows)})
 
 
-def test_a_query_is_compared_with_all_earlier_ones() -> None:
+def test_moves_compare_a_query_with_all_earlier_ones() -> None:
     moves = list(moves_of(an_answer("q0", REPEATED, 1.0), words_alike))
     assert [move.action for move in moves] == ["search", "search", "search", "answer"]
     assert [move.alike for move in moves] == [None, 0.0, 1.0, None]
@@ -28,7 +28,7 @@ def test_a_query_is_compared_with_all_earlier_ones() -> None:
     assert moves[0].titles == ("p",)
 
 
-def test_what_is_shown_tells_the_arms_apart() -> None:
+def test_most_different_questions_rank_by_outcome_then_by_searches() -> None:
     same = an_answer("same", ["Lyon"], 1.0)
     short, long = (an_answer("longer", REPEATED[:n], 1.0) for n in (1, 3))
     right, wrong = (an_answer("differs", ["Lyon"], em) for em in (1.0, 0.0))
@@ -40,13 +40,15 @@ def test_what_is_shown_tells_the_arms_apart() -> None:
         ("atlas", "none"): {"a": refused, "b": refused},
     }
     found = [name for _, name in most_different_questions(shared)]
-    assert found == ["differs", "longer", "same", "none"], "ends first, then searches"
+    assert found == ["differs", "longer", "same", "none"], (
+        "different outcomes should come first, then different searches"
+    )
 
 
-def test_a_trace_says_what_was_searched_and_how_it_ended() -> None:
+def test_a_trace_shows_searches_near_duplicates_and_the_outcome() -> None:
     arms = [
-        examined("two-stage", [an_answer("q1", REPEATED, 0.0)]),
-        examined("time-dynamic", [an_answer("q1", ["a | b"], 1.0)]),
+        evaluated_arm("two-stage", [an_answer("q1", REPEATED, 0.0)]),
+        evaluated_arm("time-dynamic", [an_answer("q1", ["a | b"], 1.0)]),
     ]
     text = trace_text(arms, [a_question(question="Capital?"), a_question(id="q9")], words_alike)
     assert "### Capital?\n\nGold: Paris" in text
@@ -57,14 +59,14 @@ def test_a_trace_says_what_was_searched_and_how_it_ended() -> None:
     assert "not typical" in text
 
 
-def test_distributions_are_of_all_seeds_and_arms(tmp_path: Path) -> None:
-    arms = [examined("few", searching(1, "10")), examined("many", searching(3, "10"))]
+def test_distributions_cover_all_seeds_and_arms(tmp_path: Path) -> None:
+    arms = [evaluated_arm("few", searching(1, "10")), evaluated_arm("many", searching(3, "10"))]
     arms[1].predictions[1] = [an_answer("q0", REPEATED, 1.0)]
     found = distributions(arms, words_alike)
     rows = {row[:2]: row[2:] for row in distribution_sheet(found).rows}
     assert rows["searches per question", "few"][:2] == ("2", "1.00")
     assert rows["steps per question", "many"][:2] == ("3", "4.00")
-    # "query 0", "query 1", "query 2" have a third of their words in common, `REPEATED` all.
+    # "query 0", "query 1" and "query 2" share a third of their words. REPEATED has a duplicate.
     assert rows["near-duplicate searches per question", "many"][:2] == ("3", "0.33")
     words = rows["words of a sub-query", "many"]
     assert words[:2] == ("9", number(6 * 2 + 3 + 1 + 3, 9))

@@ -1,4 +1,4 @@
-"""Answer metrics against hand-worked vectors, SQuAD's and HotpotQA's rules, and properties."""
+"""Answer metrics: worked examples, the rules of SQuAD and HotpotQA, and properties."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def test_normalise(text: str, normal: str) -> None:
         ("the city of Santa Clara, California", ["Santa Clara", "Levi's Stadium"], 0, 4 / 7),
         # The best gold counts, not the first and not the union.
         ("Stadium", ["Santa Clara", "Levi's Stadium"], 0, 2 / 3),
-        # Multisets: the second "new" of the prediction finds no partner.
+        # Multisets: the second "new" of the prediction has no match.
         ("new new york", ["new york"], 0, 0.8),
         ("york york", ["new york"], 0, 0.5),
         # HotpotQA: yes/no shares nothing with a longer answer, in either direction.
@@ -46,7 +46,7 @@ def test_normalise(text: str, normal: str) -> None:
         ("no", ["no one"], 0, 0.0),
         ("noanswer", ["noanswer given"], 0, 0.0),
         ("The yes.", ["Yes"], 1, 1.0),
-        # SQuAD 2.0: without tokens, equal or nothing.
+        # SQuAD 2.0: if either side has no tokens, the score is 1 if both are equal, else 0.
         ("", ["Paris"], 0, 0.0),
         ("the", ["Paris"], 0, 0.0),
         ("an", ["A"], 1, 1.0),
@@ -59,7 +59,7 @@ def test_em_and_f1(prediction: str, golds: list[str], em: float, score: float) -
     assert f1(prediction, golds) == pytest.approx(score)
 
 
-def test_f1_may_keep_articles() -> None:
+def test_f1_can_keep_articles() -> None:
     assert f1("the cat", ["cat"]) == 1.0
     assert f1("the cat", ["cat"], keep_articles=True) == pytest.approx(2 / 3)
 
@@ -68,7 +68,7 @@ def test_f1_may_keep_articles() -> None:
     ("prediction", "golds", "covered"),
     [
         ("It was the Denver Broncos, in 2016", ["Denver Broncos"], 1),
-        ("Denver and the Broncos", ["Denver Broncos"], 0),  # not side by side
+        ("Denver and the Broncos", ["Denver Broncos"], 0),  # not adjacent
         ("Broncos Denver", ["Denver Broncos"], 0),  # not in order
         ("Romania", ["Oman"], 0),  # tokens, not characters
         ("Yes.", ["yes"], 1),
@@ -88,7 +88,9 @@ def test_supporting_recall() -> None:
 
 
 @given(TEXT, st.lists(TEXT, max_size=4), st.booleans())
-def test_metrics_agree(prediction: str, golds: list[str], keep: bool) -> None:
+def test_an_exact_match_implies_f1_and_cover_em_of_1(
+    prediction: str, golds: list[str], keep: bool
+) -> None:
     score = f1(prediction, golds, keep_articles=keep)
     assert 0.0 <= score <= 1.0
     if exact_match(prediction, golds):
@@ -97,7 +99,7 @@ def test_metrics_agree(prediction: str, golds: list[str], keep: bool) -> None:
 
 
 @given(TEXT, TEXT)
-def test_symmetry_and_idempotence(left: str, right: str) -> None:
+def test_f1_and_em_are_symmetric_and_normalise_is_idempotent(left: str, right: str) -> None:
     assert f1(left, [right]) == pytest.approx(f1(right, [left]))
     assert exact_match(left, [right]) == exact_match(right, [left])
     assert normalise(normalise(left, keep_articles=True), keep_articles=True) == normalise(

@@ -1,4 +1,4 @@
-"""EVO-RAG's seven rewards, each equation of section 3.2 worked by hand."""
+"""EVO-RAG's seven rewards: worked examples for each equation of section 3.2."""
 
 import pytest
 from sample_records import a_question
@@ -49,10 +49,10 @@ def same(query: str, others: object) -> float:
     return 0.75
 
 
-def test_what_a_step_finds_is_read_from_all_steps_and_its_context_from_the_stack() -> None:
+def test_step_context_counts_all_steps_but_drops_backtracked_documents() -> None:
     found = before(search("a", "lyon"), search("b", "osaka"), BACKTRACK, search("c"))
     assert found.t == 4, "every policy call counts, BACKTRACK included"
-    assert found.queries == ("a", "b", "c"), "taken back or not"
+    assert found.queries == ("a", "b", "c"), "queries count even if their search was backtracked"
     assert found.retrieved == {"lyon", "osaka"}
     assert found.context == {"lyon"}
 
@@ -69,7 +69,7 @@ def test_what_a_step_finds_is_read_from_all_steps_and_its_context_from_the_stack
         ((search("a", "lyon"),), ("lyon",), 0.0, 1.0),
         ((search("a", "lyon"),), ("lyon", "france"), 1.0, 1.0),
         ((search("a", "lyon"),), ("osaka",), -1.0, -1.0),
-        # What was taken back was found all the same.
+        # Documents of a backtracked search still count as found.
         ((search("a", "lyon"), BACKTRACK), ("lyon",), 0.0, 1.0),
     ],
 )
@@ -81,7 +81,7 @@ def test_retrieval_bonus(
     assert retrieval_bonus(made, known, GOLD, novel=False) == literal
 
 
-def test_retrieval_bonus_is_null_for_a_search_without_known_gold_and_0_for_other_actions() -> None:
+def test_retrieval_bonus_is_none_if_gold_is_unknown_and_0_for_other_actions() -> None:
     half_known = Gold((), answerable=False, documents=frozenset({"lyon"}))
     for gold in (UNKNOWN, UNANSWERABLE, half_known):
         for made in (search("a", "lyon"), search("a")):
@@ -107,10 +107,10 @@ def test_overlap_is_minus_the_largest_cosine_to_any_earlier_query() -> None:
 
     assert overlap() == 0.0, "the first search overlaps with nothing"
     assert overlap(search("a")) == -0.25
-    assert overlap(search("a"), search("b"), BACKTRACK) == -0.5, "taken back ones included"
+    assert overlap(search("a"), search("b"), BACKTRACK) == -0.5, "backtracked queries are included"
     assert overlap(search("c")) == 0.0
     printed = sub_query_overlap(search("q"), before(search("c")), similarity, negative_earns=True)
-    assert printed == 0.5, "the paper's formula pays for it"
+    assert printed == 0.5, "the formula in the paper rewards negative cosines"
     for other in OTHERS:
         assert sub_query_overlap(other, before(search("a")), similarity) == 0.0
 
@@ -139,10 +139,10 @@ def test_retrieval_action(p: float, overlap: float, penalty: float, literal: flo
 
 
 @pytest.mark.parametrize(("horizon", "last_free"), [(10, 2), (20, 5), (7, 2), (3, 0)])
-def test_the_clock_of_the_action_penalty_is_0_based_and_counts_every_call(
+def test_the_time_of_the_action_penalty_is_0_based_and_counts_every_call(
     horizon: int, last_free: int
 ) -> None:
-    """t / T ≥ 0.3 from the call with the index 0.3 T on, three searches taken back or not."""
+    """The penalty starts at call 0.3 T, counted from 0; backtracked searches count as calls."""
     for earlier in ((search("a"),), (search("a"), BACKTRACK)):
         free = []
         for t in range(len(earlier), horizon):
@@ -155,8 +155,8 @@ def test_the_clock_of_the_action_penalty_is_0_based_and_counts_every_call(
         assert free == list(range(len(earlier), last_free + 1))
 
 
-def test_the_action_penalty_may_have_a_clock_of_its_own() -> None:
-    """At t = 3 of 20 a search is early; of 10 it is late. The weights keep the other clock."""
+def test_the_action_penalty_can_have_its_own_horizon() -> None:
+    """The search at t = 3 is early for a horizon of 20 and late for an action horizon of 10."""
 
     def action(horizon: int | None) -> float | None:
         rewards = step_rewards(
@@ -178,22 +178,24 @@ def test_backtrack_penalty_and_step_cost() -> None:
     assert [step_cost(), step_cost(-0.5), step_cost(-2.0)] == [-1.0, -0.5, -2.0]
 
 
-# Refusal: +1 where the evidence is insufficient, −1 where it suffices, 0 for other actions.
+# Refusal: +1 if the evidence is insufficient, −1 if it suffices, 0 for other actions.
 
 
-def test_refusal_follows_the_evidence() -> None:
+def test_refusal_reward_depends_on_the_evidence_and_an_earlier_search() -> None:
     searched = before(search("a", "lyon"))
     verdicts = (False, True, None)
     found = [refusal_reward(REFUSE, searched, sufficient=word) for word in verdicts]
     assert found == [1.0, -1.0, None]
     at_once = [refusal_reward(REFUSE, NOTHING, sufficient=word) for word in verdicts]
-    assert at_once == [-1.0, -1.0, -1.0], "nothing was looked for"
+    assert at_once == [-1.0, -1.0, -1.0], "refusing before any search is wrong"
     literal = [
         refusal_reward(REFUSE, NOTHING, sufficient=word, early_wrong=False) for word in verdicts
     ]
-    assert literal == [1.0, -1.0, None], "the paper asks the verifier alone"
+    assert literal == [1.0, -1.0, None], "in the paper only the verifier decides"
     taken_back = before(search("a", "lyon"), BACKTRACK)
-    assert refusal_reward(REFUSE, taken_back, sufficient=False) == 1.0, "it was looked for"
+    assert refusal_reward(REFUSE, taken_back, sufficient=False) == 1.0, (
+        "a backtracked search counts as a search"
+    )
     for other in (search("a"), BACKTRACK, step("answer", "x"), step("invalid")):
         for word in verdicts:
             assert refusal_reward(other, searched, sufficient=word) == 0.0
@@ -217,7 +219,7 @@ def test_without_a_verifier_all_gold_documents_in_context_suffice(
     assert sufficient_by_gold(before(*steps), gold) is sufficient
 
 
-def test_a_verifier_s_word_stands_whatever_the_gold_says_and_its_silence_is_no_reward() -> None:
+def test_the_verdict_overrides_the_gold_and_a_missing_one_gives_no_reward() -> None:
     def refused(gold: Gold, verdict: bool | None, *, verified: bool) -> float | None:
         steps = (search("a", "lyon", "france"), REFUSE)
         return step_rewards(
@@ -253,16 +255,16 @@ def test_answer_correctness(said: str, golds: tuple[str, ...], worth: float) -> 
         assert answer_correctness(step(kind, said), gold) == 0.0
 
 
-def test_no_answer_to_a_question_without_one_is_right() -> None:
-    """Some sources name the answer of the question's answerable twin."""
+def test_every_answer_to_an_unanswerable_question_is_wrong() -> None:
+    """Some sources give such a question the answer of its answerable variant."""
     gold = Gold(("Paris",), answerable=False, documents=None)
     assert answer_correctness(step("answer", "Paris"), gold) == 0.0
 
 
-# All seven of one step.
+# All seven rewards of one step.
 
 
-def test_all_seven_of_a_step_by_name() -> None:
+def test_step_rewards_returns_all_seven_rewards_in_order() -> None:
     earlier = (search("a", "lyon"), search("b", "osaka"), BACKTRACK)
     settings, literal = EvoRagSettings(), EvoRagSettings(
         retrieval_bonus="any", overlap_threshold=0.0, step_value=-2.0
@@ -284,7 +286,7 @@ def test_all_seven_of_a_step_by_name() -> None:
     assert of(step("answer", "Paris"), settings, 10) == [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 1.0]
 
 
-def test_gold_is_read_from_the_question_and_from_nothing_else() -> None:
+def test_gold_is_read_from_ids_answers_and_answerability_of_the_question() -> None:
     question = a_question(supporting_ids=("lyon", "lyon", "france"), supporting_titles=("Lyon",))
     assert Gold.of(question) == GOLD
     assert Gold.of(a_question(supporting_titles=("Lyon",))) == UNKNOWN

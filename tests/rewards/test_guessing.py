@@ -1,4 +1,4 @@
-"""Which questions give their answer away."""
+"""Questions whose answer can be guessed from their text."""
 
 import pytest
 
@@ -19,5 +19,7 @@ from rewards.guessable import guessable
         ("What is unknown?", (), False),
     ],
 )  # fmt: skip
-def test_guessable(question: str, answers: tuple[str, ...], given_away: bool) -> None:
+def test_guessable_questions_contain_their_answer_or_ask_yes_or_no(
+    question: str, answers: tuple[str, ...], given_away: bool
+) -> None:
     assert guessable(question, answers) is given_away

@@ -18,23 +18,23 @@ FACTS: dict[str, Callable[[Any], object]] = {
     "searches": lambda outcome: outcome.searches,
     "evaluations": lambda outcome: outcome.evaluated,
 }
-"""Facts that the segments alone show. The others need the protocol that wrote them."""
+"""Facts that follow from the segments. The others need the protocol that wrote them."""
 
 
-def named(case: Case) -> str:
+def case_id(case: Case) -> str:
     return f"{case.system}-{case.name}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
-def test_reward(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_reward_components_of_worked_cases(case: Case) -> None:
     outcome = case.outcome()
     found = outcome.components | {"total": outcome.total}
     assert {name: found[name] for name in case.expected} == pytest.approx(case.expected)
     assert not {name for name, part in found.items() if part} - set(case.expected)
 
 
-@pytest.mark.parametrize("case", [one for one in CASES if FACTS.keys() & one.facts], ids=named)
-def test_facts(case: Case) -> None:
+@pytest.mark.parametrize("case", [one for one in CASES if FACTS.keys() & one.facts], ids=case_id)
+def test_facts_of_worked_cases(case: Case) -> None:
     outcome = case.outcome()
     for name in FACTS.keys() & case.facts.keys():
         assert FACTS[name](outcome) == case.facts[name], name
@@ -89,7 +89,7 @@ def arena(
         (reply(relevance="[2][4]"), ("list",)),
         (reply(relevance="[+2,4]"), ("list",)),
         (reply(relevance="[2.0,4]"), ("list",)),
-        (reply(relevance="[²,4]"), ("list",)),  # superscript: isdigit() takes it, int() raises
+        (reply(relevance="[²,4]"), ("list",)),  # superscript: isdigit() is true, but int() raises
         (reply(relevance="[٢,٤]"), ("list",)),
         (reply(relevance="[0000002,4]"), ("list",)),  # seven digits
         (reply(relevance="[2,\u200b4]"), ("list",)),
@@ -105,13 +105,13 @@ def arena(
         ("Korva", ("sections",)),
     ],
 )
-def test_arena_format(text: str, failures: tuple[str, ...]) -> None:
+def test_arena_format_failures(text: str, failures: tuple[str, ...]) -> None:
     outcome = arena(text)
     assert outcome.failures == failures
     assert outcome.components["format"] == float(not failures)
 
 
-def test_arena_cut_reply_is_read() -> None:
+def test_arena_truncated_reply_fails_the_format_but_is_scored() -> None:
     outcome = arena(cut=True)
     assert outcome.failures == ("cut",)
     assert outcome.components == {"format": 0, "accuracy": 1, "relevance": 1, "bonus": 0}
@@ -135,7 +135,7 @@ def test_arena_relevance(relevance: str, worth: float) -> None:
     assert arena(reply(relevance=relevance)).relevance == worth
 
 
-def test_arena_relevance_is_null_for_a_group_or_for_none_of_it() -> None:
+def test_arena_relevance_is_none_if_the_supporting_references_are_unknown() -> None:
     for text in (reply(), reply(relevance="[]"), "no section at all"):
         for supporting in (None, ()):
             outcome = arena(text, supporting=supporting)
@@ -145,18 +145,18 @@ def test_arena_relevance_is_null_for_a_group_or_for_none_of_it() -> None:
     assert arena("no section at all").relevance == 0
 
 
-def test_arena_pays_nothing_for_lists_of_guesses() -> None:
+def test_arena_gives_no_reward_for_several_guesses() -> None:
     assert arena(reply() + "<answer>Tessel</answer>").accuracy == 0
     assert arena(reply(answer="Tessel") + "<answer>Korva</answer>").accuracy == 0
     assert arena(reply() + "<relevance>[1]</relevance>").relevance == 0
     assert arena(reply(answer="Korva or Tessel")).accuracy == 0
 
 
-def test_arena_blank_answer_is_not_right_even_if_the_gold_has_no_token() -> None:
+def test_arena_blank_answer_is_wrong_even_if_the_gold_has_no_token() -> None:
     assert arena(reply(answer=" "), golds=("The The",)).accuracy == 0
 
 
-def test_arena_accuracy_by_f1_pays_the_bonus_only_at_one() -> None:
+def test_arena_accuracy_by_f1_gives_the_bonus_only_for_f1_of_1() -> None:
     partial = arena(reply(answer="Korva Point"), accuracy="f1")
     assert partial.components == pytest.approx(
         {"format": 1, "accuracy": 2 / 3, "relevance": 1, "bonus": 0}
@@ -164,20 +164,20 @@ def test_arena_accuracy_by_f1_pays_the_bonus_only_at_one() -> None:
     assert arena(accuracy="f1").total == 13
     swapped = arena(reply(answer="Point Korva"), golds=("Korva Point",), accuracy="f1")
     assert swapped.total == 13
-    assert swapped.all_correct is False  # by exact match, whatever the reward
+    assert swapped.all_correct is False  # by exact match, even if the reward uses F1
 
 
-def test_arena_accuracy_by_judge() -> None:
+def test_arena_accuracy_by_judge_needs_a_verdict_for_every_answer() -> None:
     text = reply(answer="that lighthouse at Korva")
     assert arena(text, accuracy="judge", judged=True).total == 13
     assert arena(text, accuracy="judge", judged=False).total == 2
-    # Without an answer there is nothing to judge; a judge that failed is not a wrong answer.
+    # A missing answer is not judged; if the judge failed, the answer is not counted as wrong.
     assert arena(reply(answer=""), accuracy="judge").accuracy == 0
     with pytest.raises(ValueError, match="Discard the rollout"):
         arena(text, accuracy="judge")
 
 
-def test_arena_components_that_do_not_count_are_measured() -> None:
+def test_arena_components_outside_the_total_are_still_measured() -> None:
     naive = arena(components=("format", "accuracy"))
     assert naive.components == {"format": 1, "accuracy": 1}
     assert (naive.total, naive.relevance, naive.all_correct) == (2, 1, True)
@@ -190,7 +190,7 @@ QUERY = "<|begin_of_query|> Orsk founder <|end_of_query|>"
 
 
 def turn(*texts: str, block: str = BLOCK, cut: bool = False) -> list[Segment]:
-    """Policy calls with a block between each two."""
+    """Returns policy calls with a block of documents between each two."""
     segments = [Segment("policy", texts[0])]
     for text in texts[1:]:
         segments += [Segment("environment", block), Segment("policy", text)]
@@ -230,7 +230,7 @@ END = "</think><answer>1871</answer>"
         (turn("<think>a</think><answer>" + "x " * 11 + "</answer>"), ("long-answer",)),
         (turn(SERVED, f"<|begin_of_documents|>{END}"), ("documents",)),
         (turn(f"<think><|end_of_documents|>{END}"), ("documents",)),
-        (turn(f"<think>{QUERY}{END}"), ("query",)),  # the environment served nothing
+        (turn(f"<think>{QUERY}{END}"), ("query",)),  # the environment returned no documents
         (turn(f"<think><|end_of_query|>{END}"), ("query",)),
         (turn(SERVED, f"<|begin_of_query|> again{END}"), ("query",)),
         (turn(f"<think><|begin_of_query|> a {QUERY}", END), ("query",)),
@@ -248,13 +248,13 @@ END = "</think><answer>1871</answer>"
         ([], ("sections", "ending")),
     ],
 )
-def test_r1_format(segments: list[Segment], failures: tuple[str, ...]) -> None:
+def test_r1_format_failures(segments: list[Segment], failures: tuple[str, ...]) -> None:
     assert r1(segments).failures == failures
     assert r1(segments).components["format"] == (0.0 if failures else 0.5)
     assert r1(segments, stage=2).components["format"] == (-2.0 if failures else 0.0)
 
 
-def test_r1_ideographs_of_question_and_documents_are_readable() -> None:
+def test_r1_accepts_ideographs_only_from_the_question_or_the_documents() -> None:
     text = f"<think>東京{END}"
     assert r1(turn(text)).failures == ("unreadable",)
     assert r1(turn(text), question="Where is 東京?").failures == ()
@@ -262,13 +262,13 @@ def test_r1_ideographs_of_question_and_documents_are_readable() -> None:
     assert r1(turn(SERVED, f"東京{END}", block=BLOCK.replace("Orsk", "東京"))).failures == ()
 
 
-def test_r1_forged_documents_are_no_retrieval() -> None:
+def test_r1_documents_forged_by_the_policy_do_not_count_as_retrieval() -> None:
     outcome = r1(turn(f"<think>{QUERY}{BLOCK}So 1871.{END}"))
     assert outcome.retrievals == 0
     assert outcome.components == {"retrieval": 0, "format": 0, "answer": None}
 
 
-def test_r1_a_long_answer_has_the_words_of_the_longest_gold() -> None:
+def test_r1_limit_of_answer_words_grows_with_the_longest_gold() -> None:
     answer = "<think>a</think><answer>" + "x " * 11 + "</answer>"
     assert r1(turn(answer), golds=("y", "z " * 11)).failures == ()
     assert r1(turn(answer), golds=("y", "z " * 10)).failures == ("long-answer",)
@@ -284,7 +284,7 @@ def test_r1_a_long_answer_has_the_words_of_the_longest_gold() -> None:
         ("Yes.", ("yes",), 1, 1, 1),
         ("yes, no", ("yes",), 0, -1, -1),
         ("party", ("art",), 0, -1, -1),
-        (" ", ("The The",), 0, -1, -1),  # a blank answer is none, even if the gold has no token
+        (" ", ("The The",), 0, -1, -1),  # a blank answer is wrong, even if the gold has no token
         ("1871", (), 0, -1, -1),
     ],
 )
@@ -297,7 +297,7 @@ def test_r1_answer_rewards(
         assert outcome.components["answer"] == pytest.approx(worth), name
 
 
-def test_r1_answer_is_paid_whatever_the_format_but_not_guesses() -> None:
+def test_r1_rewards_the_answer_despite_format_failures_but_not_guesses() -> None:
     assert r1(turn("1871: <answer>1871</answer>"), stage=2).total == -1
     twice = turn(f"<think>a{END}<answer>1872</answer>")
     assert r1(twice, stage=2).total == -2
@@ -317,7 +317,7 @@ RIGHT = "<answer>22 April 1894</answer>"
 
 
 def rollout(*texts: str) -> list[Segment]:
-    """Segments: texts of the environment are the two above, all others the policy's."""
+    """Returns segments: INFORMATION and CORRECTION by the environment, the rest by the policy."""
     return [
         Segment("environment" if text in (INFORMATION, CORRECTION) else "policy", text)
         for text in texts
@@ -339,10 +339,10 @@ def eval_rar(
     [
         (rollout(SEARCH, INFORMATION, GOLD + WRONG), 1, True, True),
         (rollout(SEARCH, INFORMATION, f"<think>{GOLD}</think>{WRONG}"), 1, True, True),
-        # Guesses before any documents, and documents that the policy wrote itself.
+        # Guesses before any documents, and documents forged by the policy.
         (rollout(GOLD + SEARCH, INFORMATION, WRONG), 0, False, True),
         (rollout(INFORMATION.strip() + GOLD + WRONG), 0, False, True),
-        # One evaluation a block, the first; one that is not closed takes its place.
+        # Only the first evaluation after a block counts, even if it is not closed.
         (rollout(SEARCH, INFORMATION, f"<evaluate>a</evaluate>{GOLD}{WRONG}"), 1, False, True),
         (rollout(SEARCH, INFORMATION, f"<evaluate>{GOLD}{WRONG}"), 0, False, True),
         (
@@ -359,7 +359,7 @@ def eval_rar(
             False,
         ),
         (rollout(SEARCH, INFORMATION, f"</evaluate>{GOLD}{WRONG}"), 1, True, True),
-        # The second search makes room for another, and a correction for none.
+        # Another evaluation counts after another search, but not after a correction.
         (rollout(SEARCH, INFORMATION, SEARCH, INFORMATION, GOLD + WRONG), 1, True, True),
         (
             rollout(
@@ -376,7 +376,7 @@ def eval_rar(
             True,
         ),
         (rollout(SEARCH, INFORMATION, "Hm.", CORRECTION, GOLD + WRONG), 1, True, True),
-        # What follows the action is dropped.
+        # Text after the action is dropped.
         (rollout(SEARCH, INFORMATION, WRONG + GOLD), 0, False, False),
         (
             rollout(SEARCH, INFORMATION, "<answer> </answer>" + GOLD, CORRECTION, WRONG),
@@ -388,7 +388,7 @@ def eval_rar(
         (rollout(SEARCH, INFORMATION, f"<search>a{GOLD}</search>{WRONG}"), 1, True, True),
     ],
 )
-def test_eval_rar_evaluations(
+def test_eval_rar_counts_and_rewards_evaluations(
     segments: list[Segment], evaluated: int, paid: bool, paid_by_all: bool
 ) -> None:
     outcome = eval_rar(segments)
@@ -423,7 +423,7 @@ def test_eval_rar_answer_is_the_last_action(segments: list[Segment], answer: str
     assert eval_rar(segments).answer == answer
 
 
-def test_eval_rar_without_an_answer_the_evaluation_is_paid() -> None:
+def test_eval_rar_rewards_the_evaluation_of_a_rollout_without_an_answer() -> None:
     outcome = eval_rar(rollout(SEARCH, INFORMATION, GOLD + SEARCH))
     assert (outcome.answer, outcome.total) == (None, 0.1)
 
@@ -432,20 +432,20 @@ def test_eval_rar_without_an_answer_the_evaluation_is_paid() -> None:
     ("evaluation", "golds"),
     [("no", ("no",)), ("It was a party.", ("art",)), ("The The", ("The The",)), ("a", ())],
 )
-def test_eval_rar_golds_that_no_evaluation_contains(
+def test_eval_rar_gives_no_reward_for_golds_that_cannot_be_contained(
     evaluation: str, golds: tuple[str, ...]
 ) -> None:
     segments = rollout(SEARCH, INFORMATION, f"<evaluate>{evaluation}</evaluate>{WRONG}")
     assert eval_rar(segments, golds=golds).total == 0
 
 
-def test_eval_rar_gold_that_straddles_two_evaluations() -> None:
+def test_eval_rar_gives_no_reward_for_a_gold_split_over_two_evaluations() -> None:
     first, second = "<evaluate>22 April</evaluate>", "<evaluate>1894</evaluate>"
     segments = rollout(SEARCH, INFORMATION, first + SEARCH, INFORMATION, second + WRONG)
     assert eval_rar(segments).total == eval_rar(segments, evaluations="all").total == 0
 
 
-def test_eval_rar_arms_differ_in_the_reward_alone() -> None:
+def test_eval_rar_reward_setting_selects_the_components() -> None:
     segments = rollout(SEARCH, INFORMATION, GOLD + WRONG)
     ablation = eval_rar(segments, reward="em")
     assert ablation.components == {"em": 0, "evaluation": None}
@@ -453,13 +453,13 @@ def test_eval_rar_arms_differ_in_the_reward_alone() -> None:
     right = rollout(SEARCH, INFORMATION, GOLD + RIGHT)
     assert eval_rar(right).components == {"em": 1, "evaluation": 0.1}
     assert eval_rar(right).total == 1  # not added
-    # Search-R1 has no evaluations: their tags are text, also within an answer.
+    # Search-R1 has no evaluations: their tags are plain text, even within an answer.
     inside = rollout("<answer>a <evaluate></answer>")
     assert eval_rar(inside, search_tags=SEARCH_R1, reward="em").answer == "a <evaluate>"
     assert eval_rar(segments, search_tags=SEARCH_R1, reward="em").evaluated == 0
 
 
-def test_autorefine_pays_f1_or_else_a_refinement() -> None:
+def test_autorefine_rewards_f1_or_otherwise_the_refinement() -> None:
     block = INFORMATION.replace("information", "documents")
 
     def worth(answer: str) -> float:
@@ -468,7 +468,9 @@ def test_autorefine_pays_f1_or_else_a_refinement() -> None:
         return eval_rar(segments, search_tags=AUTOREFINE, reward="autorefine").total
 
     assert worth("April 1894") == pytest.approx(0.8)
-    assert worth("April and " + "x " * 40) < 0.1  # the step of the paper's rule
+    assert (
+        worth("April and " + "x " * 40) < 0.1
+    )  # a low F1 earns less than a refinement: the paper's rule
     assert worth("Rome") == 0.1
 
 
@@ -480,7 +482,7 @@ def test_eval_rar_copied_share_and_forged_documents() -> None:
     assert own.copied == 0
     assert eval_rar(rollout(SEARCH, INFORMATION, WRONG)).copied is None
     assert eval_rar(rollout(SEARCH, INFORMATION, "<evaluate>!</evaluate>" + WRONG)).copied is None
-    # A block that came later is not the source.
+    # A later block is not the source.
     segments = rollout(f"{copied}{SEARCH}", INFORMATION, WRONG)
     assert eval_rar(segments, evaluations="all").copied == 0
     assert eval_rar(rollout(f"<think>{INFORMATION.strip()}</think>{RIGHT}")).forged == 1
@@ -512,7 +514,7 @@ def segments_of(system: Literal["r1", "eval-rar"]) -> st.SearchStrategy[list[Seg
 
 
 def rewritten(segments: list[Segment], text: str, opening: str) -> list[Segment]:
-    """The same rollout with other documents."""
+    """Returns the rollout with its documents replaced by `text`."""
     return [
         Segment("environment", opening + text) if segment.text.startswith(opening) else segment
         for segment in segments
@@ -520,7 +522,7 @@ def rewritten(segments: list[Segment], text: str, opening: str) -> list[Segment]
 
 
 @given(st.lists(POLICY, max_size=2), GOLDS, st.sets(st.integers(1, 4)), TEXT)
-def test_arena_totals(
+def test_arena_totals_are_valid_and_ignore_inserted_text(
     segments: list[Segment], golds: list[str], supporting: set[int], inserted: str
 ) -> None:
     settings = ArenaSettings()
@@ -535,21 +537,25 @@ def test_arena_totals(
 
 
 @given(segments_of("r1"), GOLDS, TEXT)
-def test_r1_totals(segments: list[Segment], golds: list[str], inserted: str) -> None:
+def test_r1_totals_are_valid_and_ignore_the_documents(
+    segments: list[Segment], golds: list[str], inserted: str
+) -> None:
     first = r1(segments, golds=tuple(golds))
     assert first.total in {0, 0.5, 1}
     assert -2 <= r1(segments, golds=tuple(golds), stage=2).total <= 1
     for reward in ("em", "cover_em"):
         outcome = r1(segments, golds=tuple(golds), stage=2, answer_reward=reward)
         assert outcome.total in {-3, -1, 1}
-    # Documents change nothing but which ideographs are known.
+    # Documents only change which ideographs are accepted.
     plain = "".join(c for c in inserted if not "\u4e00" <= c <= "\u9fff")
     other, none = (rewritten(segments, text, OPENING["r1"]) for text in (plain, ""))
     assert r1(other, golds=tuple(golds)) == r1(none, golds=tuple(golds))
 
 
 @given(segments_of("eval-rar"), GOLDS, TEXT)
-def test_eval_rar_totals(segments: list[Segment], golds: list[str], inserted: str) -> None:
+def test_eval_rar_totals_are_valid_and_ignore_the_documents(
+    segments: list[Segment], golds: list[str], inserted: str
+) -> None:
     outcome = eval_rar(segments, golds=tuple(golds))
     assert outcome.total in {0, 0.1, 1}
     assert outcome.evaluated <= outcome.searches

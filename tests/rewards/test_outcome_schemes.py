@@ -1,4 +1,4 @@
-"""ARENA, R1-Searcher, Eval-RAR as reward schemes: outcomes of trajectories, labels of trees."""
+"""ARENA, R1-Searcher and Eval-RAR as reward schemes: labels and pairs of small trees."""
 
 from typing import Any
 
@@ -36,8 +36,8 @@ def recipe(protocol: str, rewards: dict[str, Any], **blocks: Any) -> Recipe:
     return Recipe.model_validate({"name": "t", "agent": agent, "rewards": rewards, **given})
 
 
-async def grown(one: Recipe, *texts: str) -> tuple[list[Any], list[Any]]:
-    """Labels, and actions, of the nodes of a tree whose calls write these texts."""
+async def labels_and_pairs(one: Recipe, *texts: str) -> tuple[list[Any], list[Any]]:
+    """Returns (action, content, label) per node, and pairs, of a tree with these replies."""
     environment = Environment(
         protocol_of(one.agent), SpellingEngine(list(texts)), ScriptedRetriever(), top_k=1
     )
@@ -51,13 +51,13 @@ async def grown(one: Recipe, *texts: str) -> tuple[list[Any], list[Any]]:
     ], pairs
 
 
-async def test_a_step_is_labelled_with_the_mean_of_what_followed() -> None:
+async def test_a_step_is_labelled_with_the_mean_reward_of_its_descendants() -> None:
     one = recipe(
         "eval-rar",
         {"scheme": "eval-rar"},
         mcts={"iterations": 3, "max_children": 3, "evaluator": "playout", "normalise": True},
     )
-    nodes, pairs = await grown(
+    nodes, pairs = await labels_and_pairs(
         one,
         "<search>x</search>",
         "<answer>Oslo</answer>",
@@ -72,25 +72,31 @@ async def test_a_step_is_labelled_with_the_mean_of_what_followed() -> None:
     }
 
 
-async def test_an_invalid_step_has_no_label_but_costs_the_steps_before() -> None:
+async def test_an_invalid_step_has_no_label_but_lowers_those_of_its_ancestors() -> None:
     one = recipe("r1-searcher", {"scheme": "r1-searcher", "stage": 2})
     query = "<think>a <|begin_of_query|> x <|end_of_query|>"
-    nodes, _ = await grown(one, query, "b</think>\n<answer>Oslo</answer>", query, "nothing more")
-    assert nodes[1][2] == pytest.approx((1.0 - 2.0) / 2), "a right answer, and no end"
+    nodes, _ = await labels_and_pairs(
+        one, query, "b</think>\n<answer>Oslo</answer>", query, "nothing more"
+    )
+    assert nodes[1][2] == pytest.approx((1.0 - 2.0) / 2), (
+        "the mean of a right answer (1) and a rollout without an answer (−2)"
+    )
     assert nodes[-1][0] == "invalid" and nodes[-1][2] is None
 
 
-async def test_arena_reads_the_references_that_were_shown() -> None:
+async def test_arena_labels_depend_on_the_cited_references() -> None:
     one = recipe("arena", {"scheme": "arena"})
     full = "<relevance>[1]</relevance>\n<analysis>1 says so.</analysis>\n<answer>Oslo</answer>"
     part = full.replace("[1]", "[1,2]")
-    nodes, pairs = await grown(one, full, part)
-    assert [label for *_, label in nodes] == [None, 13.0, 2.5], "same answer, other references"
+    nodes, pairs = await labels_and_pairs(one, full, part)
+    assert [label for *_, label in nodes] == [None, 13.0, 2.5], (
+        "the answers are equal, the references differ"
+    )
     assert [pair.gap for pair in pairs] == [pytest.approx(10.5)]
-    nodes, pairs = await grown(one, full, full)
-    assert [label for *_, label in nodes] == [None, 13.0], "same text: one node"
+    nodes, pairs = await labels_and_pairs(one, full, full)
+    assert [label for *_, label in nodes] == [None, 13.0], "equal replies should be one node"
     other = part.replace("Oslo", "Rome")
-    nodes, pairs = await grown(one, full, other)
+    nodes, pairs = await labels_and_pairs(one, full, other)
     assert [label for *_, label in nodes] == [None, 13.0, 1.5]
     assert pairs[0].gap == pytest.approx(11.5)
 
@@ -104,7 +110,7 @@ async def test_arena_reads_the_references_that_were_shown() -> None:
         ("arena", {"scheme": "arena", "accuracy": "judge"}, {}, "use em or f1"),
     ],
 )
-def test_what_cannot_work_is_named(
+def test_conflicting_settings_are_reported(
     protocol: str, rewards: dict[str, Any], blocks: dict[str, Any], problem: str
 ) -> None:
     found = find_conflicts(recipe(protocol, rewards, **blocks))

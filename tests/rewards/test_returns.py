@@ -40,7 +40,7 @@ def returns(grove: Grove, scale: EpisodeRewards, gold: Gold = GOLD) -> list[floa
     return [None if x.reward is None else round(x.reward, 9) for x in labels(grove, scale, gold)]
 
 
-def test_an_inner_node_is_worth_its_step_and_the_mean_over_visits_of_what_followed() -> None:
+def test_the_return_of_an_inner_node_averages_its_children_by_visits() -> None:
     # Mid: β 1, γ 0.5, ρ 0.5, η 0.05, κ 0.1; any two queries have the cosine 0.5.
     five = -0.05
     four = -1 - 0.5 * 0.5 - 0.05 + five
@@ -53,7 +53,7 @@ def test_an_inner_node_is_worth_its_step_and_the_mean_over_visits_of_what_follow
     assert [x.n_outcomes for x in labels(tree(), rewards())] == [0, 2, 1, 1, 1, 1]
 
 
-def test_the_first_call_has_t_0_and_a_child_of_a_child_t_1() -> None:
+def test_time_steps_start_at_0_and_grow_with_the_depth() -> None:
     # Refinement, T = 10. t = 0: β 1, η 0.05, ρ 0.5; t = 1: κ 0.19, η 0.055, β 0.95, γ 0.57;
     # t = 2: η 0.06.
     five = -0.06
@@ -63,12 +63,12 @@ def test_the_first_call_has_t_0_and_a_child_of_a_child_t_1() -> None:
     assert one == pytest.approx(0.71375)
     found = returns(tree(), rewards(max_steps=10))
     assert found == pytest.approx([None, one, -0.5 - 0.05, three, four, five])
-    # With the paper's T = 20 the same call is half as far on its way.
+    # With the paper's T = 20, the same call is at half the progress.
     of_20 = returns(tree(), rewards(max_steps=10, horizon=20))
     assert of_20[3] == pytest.approx(0.1 + 0.9 / 20 - (0.05 + 0.05 / 20))
 
 
-def test_components_are_the_raw_rewards_of_the_step_and_of_all_that_follows() -> None:
+def test_components_are_the_unweighted_rewards_of_the_step_and_its_return() -> None:
     first = labels(tree(), rewards(schedule="static"))[1].components
     assert [c.name for c in first] == [*REWARDS, *(f"{name}_return" for name in REWARDS)]
     own = dict(zip(REWARDS, [1.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0], strict=True))
@@ -86,7 +86,7 @@ def test_components_are_the_raw_rewards_of_the_step_and_of_all_that_follows() ->
     assert values == pytest.approx(expected)
 
 
-def test_components_are_the_same_under_every_schedule_stage_and_subset() -> None:
+def test_components_do_not_depend_on_schedule_stage_or_subset() -> None:
     plain = [x.components for x in labels(tree(), rewards())]
     for settings in (
         {"stage": "discovery"},
@@ -100,7 +100,7 @@ def test_components_are_the_same_under_every_schedule_stage_and_subset() -> None
         assert [x.reward for x in other] != [x.reward for x in labels(tree(), rewards())]
 
 
-def test_the_aggregated_reward_of_an_episode_is_the_sum_over_its_steps() -> None:
+def test_the_total_of_an_episode_is_the_weighted_sum_over_its_steps() -> None:
     """R(x) = Σ_t Σ_k w_k(t) r_k, in Discovery with T = 10 and cosines of 0.9."""
     steps = (FINDS, MISSES, BACKTRACK, step("search", "Lyon", "lyon"), step("answer", "Paris X"))
     by_step = [
@@ -109,7 +109,7 @@ def test_the_aggregated_reward_of_an_episode_is_the_sum_over_its_steps() -> None
         -1.9 - 0.14 * 0.9 - 0.023,
         # t = 2: δ 0.34, η 0.026
         -0.34 - 0.026,
-        # t = 3, late and alike, nothing new: λ 1.29, γ 0.22, η 0.029
+        # t = 3, a late and similar query without new documents: λ 1.29, γ 0.22, η 0.029
         -1.29 - 0.22 * 0.9 - 0.029,
         # t = 4: EM 0 and F1 2/3; κ 0.07, η 0.032
         0.07 * (0 + 2 / 3) / 2 - 0.032,
@@ -118,7 +118,7 @@ def test_the_aggregated_reward_of_an_episode_is_the_sum_over_its_steps() -> None
     assert scale.episode(steps, GOLD).total == pytest.approx(sum(by_step))
     for end in range(1, 6):
         assert scale.episode(steps[:end], GOLD).total == pytest.approx(sum(by_step[:end]))
-    # Refusing instead: the gold document is in context, so −1; with a verifier as it says.
+    # Refusing instead: −1, as the gold document is in context. A verifier's verdict overrides it.
     refused, before = (*steps[:4], REFUSE), sum(by_step[:4]) - 0.032
     assert scale.episode(refused, GOLD).total == pytest.approx(before - 0.5)
     verified = rewards(stage="discovery", cosine=0.9, verified=True)
@@ -127,7 +127,7 @@ def test_the_aggregated_reward_of_an_episode_is_the_sum_over_its_steps() -> None
 
 
 @pytest.mark.parametrize("value", [-0.5, -1.0, -2.0])
-def test_the_step_value_scales_what_a_step_costs(value: float) -> None:
+def test_step_value_scales_the_cost_of_a_step(value: float) -> None:
     # Refinement, T = 10, t = 0, 1: η 0.05 and 0.055; the answer is worth κ = 0.19.
     scale = rewards(step_value=value)
     found = scale.episode((step("search", "x", "lyon"), RIGHT), GOLD).total
@@ -151,7 +151,7 @@ def test_the_label_of_an_unbranched_trajectory_is_its_return(inner: list[Step], 
         assert found[place].reward == pytest.approx(whole - before)
 
 
-def test_invalid_ends_and_open_states_have_no_label_and_lend_none() -> None:
+def test_invalid_ends_and_open_states_are_not_labelled_and_do_not_count() -> None:
     grove = tree()
     first = 1
     grove.add(first, INVALID, visits=50)
@@ -162,13 +162,15 @@ def test_invalid_ends_and_open_states_have_no_label_and_lend_none() -> None:
     assert returns(grove, scale)[6:] == [None, None, None]
     unlabelled = labels(grove, scale)[6]
     assert (unlabelled.reward, unlabelled.n_outcomes) == (None, 0)
-    assert [part.name for part in unlabelled.components] == list(REWARDS), "what it earned itself"
+    assert [part.name for part in unlabelled.components] == list(REWARDS), (
+        "an open state has only the rewards of its own step"
+    )
 
 
-# What is null for one side leaves both sums.
+# A component that is None for one side is left out of both sums.
 
 
-def test_a_search_without_known_gold_is_compared_by_everything_else() -> None:
+def test_gap_ignores_the_retrieval_of_a_search_without_known_gold() -> None:
     unknown = Gold(("Paris",), answerable=True, documents=None)
     grove = Grove()
     searched = grove.add(0, FINDS)
@@ -179,16 +181,16 @@ def test_a_search_without_known_gold_is_compared_by_everything_else() -> None:
     search, answer = found[1], found[2]
     assert search.weighted["retrieval"] is None
     assert Component(name="retrieval_return", value=None) in search.components
-    # κ and two steps against one step; β weighs in on neither side.
+    # κ and two steps against one step; β counts for neither side.
     assert gap(search, answer) == pytest.approx((0.1 - 0.1) - (-0.05))
     assert gap(answer, search) == pytest.approx(-gap(search, answer))
     assert search.reward == pytest.approx(0.1 - 0.1)
 
 
-def test_a_refusal_that_nobody_judged_is_compared_by_everything_else() -> None:
+def test_gap_ignores_the_refusal_reward_if_a_verdict_is_missing() -> None:
     grove = Grove()
     searched = grove.add(0, FINDS)
-    grove.add(searched, REFUSE)  # the verifier's reply could not be read
+    grove.add(searched, REFUSE)  # the verifier's reply was unreadable
     grove.add(searched, RIGHT)
     grove.add(searched, REFUSE, verdict=False)
     unheard, right, heard = labels(grove, rewards(schedule="static", verified=True))[2:]
@@ -196,13 +198,13 @@ def test_a_refusal_that_nobody_judged_is_compared_by_everything_else() -> None:
     assert gap(right, unheard) == pytest.approx(0.1)
     assert gap(heard, right) == pytest.approx(0.5 - 0.1)
     assert gap(heard, unheard) == 0.0
-    # Its parent's mean is over the children that somebody could judge: (0 + 1) / 2.
+    # The parent's mean is over the children with a refusal reward: (0 + 1) / 2.
     parent = {c.name: c.value for c in labels(grove, rewards(verified=True))[1].components}
     assert parent["refusal_return"] == pytest.approx(0.5)
     assert parent["refusal"] == 0.0
 
 
-def test_what_is_null_below_every_child_is_null_above() -> None:
+def test_a_return_that_is_none_for_every_child_is_none_for_the_parent() -> None:
     unanswerable = Gold((), answerable=False, documents=None)
     grove = Grove()
     grove.chain(0, [MISSES, BACKTRACK, MISSES, REFUSE])
@@ -215,7 +217,7 @@ def test_what_is_null_below_every_child_is_null_above() -> None:
     assert found[1].reward == pytest.approx(0.5 - 0.5 - 0.25 - 0.2)
 
 
-def test_a_label_that_is_no_sum_is_compared_whole() -> None:
+def test_gap_of_labels_without_components_is_the_difference_of_rewards() -> None:
     assert gap(Label(0.75, 1), Label(0.25, 3)) == 0.5
     with pytest.raises(ValueError, match="without a reward"):
         gap(Label(None, 0), Label(0.25, 3))

@@ -1,4 +1,4 @@
-"""A reward model's scores: heads weighed at the step's own time, and nobody else's heads."""
+"""A reward model's scores: weighting of its heads, and checks of its folder."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ SETTINGS = EvoRagSettings(stage="discovery")
 
 
 def at(settings: EvoRagSettings) -> Callable[[int], Weights]:
-    """Weights over four policy calls."""
+    """Returns the weights per time step of an episode of four policy calls."""
     return lambda t: weights(settings, t / 4)
 
 
@@ -30,7 +30,7 @@ ROWS = np.arange(21, dtype=np.float32).reshape(3, 7) ** 2
 
 
 class Reader:
-    """An encoder that knows three steps, by number."""
+    """Encoder of three steps: the text of step n is its row in ROWS."""
 
     digest = "e" * 32
 
@@ -45,7 +45,7 @@ class Reader:
 
 
 def heads(**changes: Any) -> Heads:
-    """Head k reads column k alone, after and before a standardisation of its own."""
+    """Heads of which head k reads only column k; inputs and outputs are standardised."""
     column = np.arange(1, 8, dtype=np.float32)
     fields: dict[str, Any] = {
         "names": REWARDS,
@@ -81,7 +81,7 @@ def step(number: int, messages: int = 1) -> Prefix:
     return Prefix((Message("user", "Where?"),) * messages, str(number))
 
 
-def test_a_score_is_the_heads_weighed_at_the_step_s_own_time(tmp_path: Path) -> None:
+def test_the_score_weights_the_heads_at_the_time_step_of_the_step(tmp_path: Path) -> None:
     model = RewardModel.load(write(tmp_path, heads()), at(SETTINGS))
     scores = model.score([step(2), step(2), step(0)], [0, 3, 3])
     for score, (row, t) in zip(scores, [(2, 0), (2, 3), (0, 3)], strict=True):
@@ -91,10 +91,10 @@ def test_a_score_is_the_heads_weighed_at_the_step_s_own_time(tmp_path: Path) -> 
             output = (ROWS[row][k] - (k + 1)) / (2 * (k + 1))
             by_hand += scale[name] * (output - (k + 1) / 10) / (3 * (k + 1))
         assert score == pytest.approx(by_hand, abs=1e-3)
-    assert scores[0] != scores[1], "a search late is not worth what it is early"
+    assert scores[0] != scores[1], "the score of a step should depend on its time step"
 
 
-def test_rewards_that_do_not_count_and_a_silent_head_say_nothing(tmp_path: Path) -> None:
+def test_the_score_ignores_heads_of_rewards_outside_the_components(tmp_path: Path) -> None:
     folder = write(tmp_path, heads())
     only = EvoRagSettings(stage="discovery", components=("step",))
     [score] = RewardModel.load(folder, at(only)).score([step(1)], [0])
@@ -103,7 +103,7 @@ def test_rewards_that_do_not_count_and_a_silent_head_say_nothing(tmp_path: Path)
     assert score == pytest.approx(0.02 * standard, abs=1e-4)
 
 
-def test_a_model_of_the_total_has_its_weights_in_it(tmp_path: Path) -> None:
+def test_the_score_of_a_total_head_does_not_depend_on_the_time_step(tmp_path: Path) -> None:
     one = np.ones(1, np.float32)
     single = heads(
         names=("total",),
@@ -136,7 +136,9 @@ def test_a_step_that_is_too_long_has_no_score(tmp_path: Path) -> None:
         ("other encoder", "have changed since the training"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(tmp_path: Path, harm: str, says: str) -> None:
+def test_load_rejects_folders_with_missing_or_mismatched_parts(
+    tmp_path: Path, harm: str, says: str
+) -> None:
     folder = write(tmp_path, heads())
     if harm == "no folder":
         folder = tmp_path / "none"
@@ -153,14 +155,14 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, harm: str, say
         RewardModel.load(folder, at(SETTINGS))
 
 
-def test_its_digest_is_known_without_its_encoder(tmp_path: Path) -> None:
+def test_reward_model_digest_does_not_need_the_encoder(tmp_path: Path) -> None:
     folder = write(tmp_path, heads())
     assert RewardModel.load(folder, at(SETTINGS)).digest == reward_model_digest(folder)
     with pytest.raises(ConfigError):
         reward_model_digest(tmp_path / "none")
 
 
-def test_an_encoder_is_found_from_wherever_the_folder_is_moved_with_it(tmp_path: Path) -> None:
+def test_the_encoder_path_is_stored_relative_to_the_folder(tmp_path: Path) -> None:
     folder, encoder = tmp_path / "models" / "rm", tmp_path / "models" / "bert"
     assert stored_encoder(folder, str(encoder)) == "../bert"
     assert stored_encoder(folder, "hub:a/b@c") == "hub:a/b@c"
@@ -172,7 +174,7 @@ def test_an_encoder_is_found_from_wherever_the_folder_is_moved_with_it(tmp_path:
     assert Path(model._encoder.model).resolve() == encoder
 
 
-def test_a_step_stands_behind_the_prompt_that_asked_for_it() -> None:
+def test_prefix_of_pairs_the_last_step_with_its_prompt() -> None:
     first = Step("reasoning", "<search>Lyon</search>", Action("search", "Lyon"))
     last = Step("reasoning", "<answer>half \ud83d</answer>", Action("answer", "half"))
     state = State("Where?").after(first, "reasoning").after(last, "terminal")
@@ -185,14 +187,16 @@ def test_a_step_stands_behind_the_prompt_that_asked_for_it() -> None:
     )
 
 
-def test_a_step_without_a_score_takes_nobody_s_time(tmp_path: Path) -> None:
+def test_a_step_without_a_score_does_not_shift_the_others_time_steps(tmp_path: Path) -> None:
     model = RewardModel.load(write(tmp_path, heads()), at(SETTINGS))
     [late] = model.score([step(2)], [3])
     assert model.score([step(1, messages=2), step(2)], [0, 3]) == [None, late]
-    assert late == round(late or 0.0, 4), "further decimals hang on the machine"
+    assert late == round(late or 0.0, 4), (
+        "scores should be rounded, as further decimals depend on the machine"
+    )
 
 
-def test_heads_of_another_standardisation_are_others() -> None:
+def test_the_digest_of_the_heads_covers_every_array() -> None:
     arrays = ("weight", "mean", "sd", "output_mean", "output_sd")
     others = [heads(**{name: getattr(heads(), name) + 1}) for name in arrays]
     assert len({one.digest for one in (heads(), *others)}) == 6

@@ -1,4 +1,4 @@
-"""The weights: table 1 of EVO-RAG, and how an episode goes through it."""
+"""The weights of EVO-RAG: table 1, and how they change within an episode."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def column(p: float, **settings: Any) -> list[float]:
     return list(found.values())
 
 
-def test_an_episode_goes_from_the_early_column_of_its_stage_to_the_late_one() -> None:
+def test_weights_move_linearly_from_the_early_to_the_late_column() -> None:
     assert MID == MID_AGAIN
     for stage, early, late in (("discovery", START, MID), ("refinement", MID, END)):
         assert column(0.0, stage=stage) == pytest.approx(early)
@@ -55,15 +55,15 @@ def test_an_episode_goes_from_the_early_column_of_its_stage_to_the_late_one() ->
     ],
 )
 @given(p=st.floats(0, 1))
-def test_the_other_schedules_do_not_move_within_an_episode(
+def test_weights_of_other_schedules_are_constant_within_an_episode(
     schedule: str, discovery: list[float], refinement: list[float], p: float
 ) -> None:
     assert column(p, schedule=schedule, stage="discovery") == pytest.approx(discovery)
     assert column(p, schedule=schedule, stage="refinement") == pytest.approx(refinement)
 
 
-def test_the_action_penalty_may_rise_as_the_text_says() -> None:
-    """λ is the second weight: from 0.4 to 1.2 over both stages; the others stay."""
+def test_the_action_weight_can_rise_as_in_the_text_of_the_paper() -> None:
+    """λ, the second weight, rises from 0.4 to 1.2 over both stages; the others are unchanged."""
     for stage, early, late in (("discovery", 0.4, 0.8), ("refinement", 0.8, 1.2)):
         for p, expected in ((0.0, early), (0.5, (early + late) / 2), (1.0, late)):
             risen = column(p, stage=stage, action_weight="rises")
@@ -73,7 +73,7 @@ def test_the_action_penalty_may_rise_as_the_text_says() -> None:
 
 
 @given(p=st.floats(0, 1), chosen=st.sets(st.sampled_from(REWARDS), min_size=1))
-def test_a_reward_that_is_not_named_weighs_nothing_and_the_others_what_they_did(
+def test_rewards_outside_the_components_weigh_0_and_the_others_are_unchanged(
     p: float, chosen: set[str]
 ) -> None:
     every = weights(EvoRagSettings(), p)
@@ -81,9 +81,9 @@ def test_a_reward_that_is_not_named_weighs_nothing_and_the_others_what_they_did(
     assert some == {name: every[name] if name in chosen else 0.0 for name in REWARDS}
 
 
-def test_past_its_end_an_episode_keeps_the_late_weights() -> None:
+def test_weights_past_the_end_of_an_episode_stay_at_the_late_column() -> None:
     assert column(1.7, stage="refinement") == pytest.approx(END)
 
 
-def test_refinement_is_what_is_meant_where_no_stage_is_named() -> None:
+def test_the_default_stage_is_refinement() -> None:
     assert column(0.0) == pytest.approx(MID)

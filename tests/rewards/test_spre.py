@@ -62,28 +62,28 @@ def rewards(estimator: Estimator, **settings: Any) -> list[float | None]:
     return [None if x.reward is None else round(x.reward, 6) for x in labels]
 
 
-def test_monte_carlo_means_over_distinct_outcomes() -> None:
-    # Below 1: "France" (once: leaf 5 and the rollout at 1 went the same way) and "Spain" at 4.
+def test_monte_carlo_averages_over_distinct_outcomes() -> None:
+    # Below 1: "France" (once: leaf 5 and the rollout at 1 are equal) and "Spain" at 4.
     right = ALPHA**3
     assert rewards("monte_carlo") == pytest.approx([right / 3, right / 2, 0, right, 0, right])
     outcomes = [x.n_outcomes for x in label_tree(tree(), GOLD, SpreSettings(), "monte_carlo")]
     assert outcomes == [3, 2, 1, 1, 1, 1]
 
 
-def test_tree_weighs_children_by_visits() -> None:
-    # 4 has no leaf below and stays null, so 1 is worth what 3 is; root: (4·0.729 + 2·0) / 6.
+def test_tree_weights_children_by_visits() -> None:
+    # 4 has no leaf below it and no label, so 1 is worth as much as 3; root: (4·0.729 + 2·0) / 6.
     right = ALPHA**3
     assert rewards("tree") == pytest.approx([4 * right / 6, right, 0, right, None, right])
 
 
-def test_rollout_uses_only_what_started_at_the_node() -> None:
+def test_rollout_uses_only_rollouts_that_start_at_the_node() -> None:
     right = ALPHA**3
     assert rewards("rollout") == pytest.approx([None, right, 0, None, 0, right])
 
 
-def test_judge_means_over_passes_and_is_null_without_an_answer_below() -> None:
-    # Passes that ended: 1 at node 1 (0.8·0.9), 1 at 3 (0.5·0.81), 1 at 5 (0.729), 2 at leaf 2 (0);
-    # 4 is unscored, and the root's own pass carried nothing.
+def test_judge_averages_over_visits_and_is_none_without_an_answer_below() -> None:
+    # Visits that ended at a node: 1 at node 1 (0.8·0.9), 1 at 3 (0.5·0.81), 1 at 5 (0.729), and
+    # 2 at leaf 2 (0). Node 4 is unscored, and the root's own visit has no value.
     one, three, five = 0.8 * ALPHA, 0.5 * ALPHA**2, ALPHA**3
     expected = [
         (one + three + five) / 5,
@@ -117,11 +117,11 @@ def test_forced_rollouts_can_stay_unlabelled() -> None:
     assert rewards == [pytest.approx(ALPHA**3 / 2), 0.0]
 
 
-def test_a_judged_state_pays_for_the_invalid_actions_below_it() -> None:
+def test_invalid_actions_lower_the_judge_label_of_the_state_above() -> None:
     nodes = [*tree(), node(6, 1, 2, "invalid", "")]
     nodes[1] = nodes[1].model_copy(update={"visits": 5})
     label = label_tree(nodes, GOLD, SpreSettings(), "judge")[1]
-    # As in the test of the judge, and one more pass, worth 0.
+    # As in the test of the judge, and one more visit with the value 0.
     assert label.reward == pytest.approx((0.8 * ALPHA + 0.5 * ALPHA**2 + ALPHA**3) / 4)
 
 
@@ -129,7 +129,7 @@ def test_a_judged_state_pays_for_the_invalid_actions_below_it() -> None:
     ("evaluator", "estimator"),
     [("judge", "tree"), ("rollout", "monte_carlo"), ("playout", "monte_carlo")],
 )
-def test_labels_of_a_judge_s_trees_weigh_visits_unless_told_otherwise(
+def test_the_default_estimator_depends_on_the_evaluator(
     evaluator: str, estimator: Estimator
 ) -> None:
     settings = {"name": "x", "mcts": {"evaluator": evaluator}}
@@ -139,7 +139,7 @@ def test_labels_of_a_judge_s_trees_weigh_visits_unless_told_otherwise(
     assert named.labels(QUESTION, tree(), []) == label_tree(tree(), GOLD, SpreSettings(), "rollout")
 
 
-def test_an_invalid_action_is_null_and_no_outcome() -> None:
+def test_an_invalid_action_has_no_label_and_is_not_counted_as_an_outcome() -> None:
     nodes = [*tree(), node(6, 1, 2, "invalid", "")]
     label = label_tree(nodes, GOLD, SpreSettings(), "monte_carlo")
     assert (label[6].reward, label[6].n_outcomes) == (None, 0)
@@ -147,7 +147,7 @@ def test_an_invalid_action_is_null_and_no_outcome() -> None:
 
 
 def evidence(nodes: list[TreeNode], estimator: Estimator) -> list[tuple[Any, ...] | None]:
-    """Number of outcomes, mean F1 and mean steps of every node; null where there is no label."""
+    """Returns outcomes, mean F1 and mean steps per node, or None for a node without outcomes."""
     labels = label_tree(nodes, GOLD, SpreSettings(), estimator)
     return [
         (x.n_outcomes, *(pytest.approx(c.value) for c in x.components)) if x.n_outcomes else None
@@ -155,7 +155,7 @@ def evidence(nodes: list[TreeNode], estimator: Estimator) -> list[tuple[Any, ...
     ]
 
 
-def test_evidence_is_of_the_outcomes_that_the_estimator_used() -> None:
+def test_components_average_over_the_outcomes_of_the_estimator() -> None:
     right, spain_4, spain_1 = (1, 1, 3), (1, 0, 4), (1, 0, 1)
     # All distinct outcomes: "France" in 3 steps, "Spain" in 4 (a rollout) and "Spain" in 1.
     assert evidence(tree(), "monte_carlo") == [
@@ -167,27 +167,27 @@ def test_evidence_is_of_the_outcomes_that_the_estimator_used() -> None:
     assert evidence(tree(), "tree") == [
         (2, 4 / 6, (4 * 3 + 2 * 1) / 6), right, spain_1, right, None, right,
     ]  # fmt: skip
-    # Passes that ended in an answer: 1 at leaf 5, 2 at leaf 2.
+    # Visits that ended in an answer: 1 at leaf 5, 2 at leaf 2.
     assert evidence(tree(), "judge") == [
         (2, 1 / 3, (1 * 3 + 2 * 1) / 3), right, spain_1, right, None, right,
     ]  # fmt: skip
 
 
-def test_a_trajectory_is_the_same_up_to_case_punctuation_and_articles() -> None:
+def test_trajectory_digest_ignores_case_punctuation_and_articles() -> None:
     said = trajectory_digest([("query", "The Capital?"), ("answer", "Paris.")])
     assert said == trajectory_digest([("query", "capital"), ("answer", "paris")])
     assert said != trajectory_digest([("answer", "capital"), ("query", "paris")])
     assert said != trajectory_digest([("query", "capital paris")])
 
 
-def test_rollouts_that_went_the_same_way_are_one_outcome() -> None:
+def test_rollouts_with_equal_trajectories_count_as_one_outcome() -> None:
     nodes = tree()
     again = nodes[1].rollouts[0].model_copy(update={"draw": 1})
     nodes[1] = nodes[1].model_copy(update={"rollouts": (*nodes[1].rollouts, again)})
     assert evidence(nodes, "rollout")[1] == (1, 1, 3)
 
 
-def test_an_invalid_rollout_is_left_out_or_worth_nothing() -> None:
+def test_invalid_rollouts_are_ignored_or_count_as_0() -> None:
     nodes = tree()
     own = (*nodes[1].rollouts, rollout(None, 2, "z").model_copy(update={"draw": 1}))
     nodes[1] = nodes[1].model_copy(update={"rollouts": own})

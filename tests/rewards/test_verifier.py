@@ -1,4 +1,4 @@
-"""The refusal verifier: what it is shown, and that only its two words count."""
+"""The refusal verifier: its prompt, and the replies that count as a verdict."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ QUESTION = a_question(
 
 
 def oracle(reply: str = "no", finish: FinishReason = "stop", **more: Any) -> ScriptedEngine:
-    """Says one thing."""
+    """Engine that always gives the same reply."""
     return ScriptedEngine(lambda _: reply, finish, usage=Usage(50, 0, 2), **more)
 
 
 def refused() -> State:
-    """Two searches of which the second was taken back, then one that brought nothing, a refusal."""
+    """State: two searches, a BACKTRACK, a search without new passages, and a refusal."""
     grove = Grove(QUESTION.question)
     grove.chain(
         0,
@@ -38,14 +38,14 @@ def refused() -> State:
     return grove.states[-1]
 
 
-async def asked(engine: ScriptedEngine) -> bool | None:
+async def call_verifier(engine: ScriptedEngine) -> bool | None:
     settings = JudgeSettings(temperature=0.0, max_new_tokens=5)
     return await Verifier(engine, settings, seed=3).judge_evidence(QUESTION, refused(), "0/1")
 
 
-async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else() -> None:
+async def test_the_prompt_contains_only_the_question_and_passages_in_context() -> None:
     engine = oracle()
-    assert await asked(engine) is False
+    assert await call_verifier(engine) is False
     request = engine.asked[0]
     system, user = (message.content for message in request.messages)
     assert user.splitlines() == [
@@ -60,7 +60,7 @@ async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else
     assert (name.question_id, name.prompt_hash) == (QUESTION.id, verifier_prompt_hash())
 
 
-async def test_nothing_in_context_is_said() -> None:
+async def test_the_prompt_states_that_no_passage_is_in_context() -> None:
     engine = oracle()
     await Verifier(engine, JudgeSettings()).judge_evidence(QUESTION, State("?"), "0")
     assert engine.asked[0].messages[-1].content.splitlines()[0] == "(no passage)"
@@ -74,17 +74,17 @@ async def test_nothing_in_context_is_said() -> None:
         ("yes\nno", None),
     ],
 )  # fmt: skip
-async def test_only_one_of_two_words_counts(reply: str, word: bool | None) -> None:
-    assert await asked(oracle(reply)) is word
+async def test_only_yes_or_no_is_a_verdict(reply: str, word: bool | None) -> None:
+    assert await call_verifier(oracle(reply)) is word
 
 
-async def test_a_reply_that_was_cut_is_no_word() -> None:
-    assert await asked(oracle("yes", finish="length")) is None
+async def test_a_truncated_reply_gives_no_verdict() -> None:
+    assert await call_verifier(oracle("yes", finish="length")) is None
 
 
-async def test_an_engine_is_held_to_the_two_words_where_it_can_be() -> None:
+async def test_structured_output_is_requested_if_the_engine_supports_it() -> None:
     for can in (True, False):
         engine = oracle(capabilities=Capabilities(structured_output=can))
-        await asked(engine)
+        await call_verifier(engine)
         structure = engine.asked[0].structure
         assert (structure.value if structure else None) == ("yes|no" if can else None)

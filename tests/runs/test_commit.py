@@ -1,4 +1,4 @@
-"""What a run counts: over all attempts, failures by kind, and who was asked."""
+"""The counts of a run: over all attempts, failures by kind, and models that replied."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,13 +26,13 @@ def unlucky(request: dict[str, Any]) -> Any:
 
 
 def closing_table(told: str) -> dict[str, int]:
-    """What was counted, and how often."""
+    """Returns the rows of the printed table: count per reason."""
     lines = told.partition("annotate: counted")[2].partition("questions done")[0].splitlines()
     counted = (line.strip("│ ").split("│") for line in lines if line.startswith("│"))
     return {reason.strip(): int(n) for reason, n in counted}
 
 
-def test_attempts_add_up_to_the_table_of_one(
+def test_counts_of_several_attempts_equal_those_of_one_attempt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(unlucky) as endpoint:
@@ -60,7 +60,7 @@ def test_attempts_add_up_to_the_table_of_one(
     assert expected["duplicate siblings"] > 0
 
 
-def test_a_judge_that_nothing_asks_is_neither_opened_nor_named(tmp_path: Path) -> None:
+def test_an_unused_judge_is_not_opened_and_not_recorded(tmp_path: Path) -> None:
     with serving(policy) as endpoint:
         judge = {"engine": "openai", "model": "absent", "base_url": endpoint.base_url}
         run = tmp_path / "run"
@@ -69,7 +69,7 @@ def test_a_judge_that_nothing_asks_is_neither_opened_nor_named(tmp_path: Path) -
     assert {pair.judge_model for pair in pairs} == {None}
 
 
-def test_a_reply_of_another_model_is_a_warning(
+def test_a_reply_of_another_model_is_counted_as_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def gateway(request: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_a_reply_of_another_model_is_a_warning(
     assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)
 
 
-def test_so_is_one_of_another_verifier(
+def test_a_reply_of_another_verifier_is_counted_as_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)

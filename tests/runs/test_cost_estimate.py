@@ -1,4 +1,4 @@
-"""What a dry run expects to pay, against what the same stage then pays."""
+"""Cost estimates of dry runs, compared with the cost of the same stage when it runs."""
 
 import asyncio
 import json
@@ -50,10 +50,10 @@ def stage(name: str, config: Path, *more: str) -> int:
     return run_stage(parser().parse_args(arguments))
 
 
-def planned(
+def dry_run(
     name: str, config: Path, capsys: pytest.CaptureFixture[str], *more: str
 ) -> tuple[dict[str, Any], str]:
-    """The totals and the words of a dry run, which must leave every file as it was."""
+    """Returns totals and log of a dry run, and checks that it changed no file."""
     before = files_of(config.parent)
     capsys.readouterr()
     assert stage(name, config, "--dry-run", *more) == 0
@@ -72,10 +72,10 @@ def spent(config: Path) -> dict[str, float]:
     return {"calls": found.calls, "output_tokens": found.output_tokens, "cost_usd": found.cost_usd}
 
 
-def test_trees_cost_what_the_recipe_allows_and_then_what_the_run_shows(
+def test_annotate_is_estimated_from_the_recipe_and_later_from_the_run(
     config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected, words = planned("annotate", config, capsys, "--limit", "3")
+    expected, words = dry_run("annotate", config, capsys, "--limit", "3")
     assert endpoint.requests == []
     assert expected["expected_questions"] == [3, 3]
     assert expected["expected_from"] == "bounds from the recipe"
@@ -89,59 +89,59 @@ def test_trees_cost_what_the_recipe_allows_and_then_what_the_run_shows(
     assert paid["cost_usd"] <= expected["expected_cost_usd"][1]
 
     made = len(endpoint.requests)
-    expected, words = planned("annotate", config, capsys)
+    expected, words = dry_run("annotate", config, capsys)
     assert len(endpoint.requests) == made
-    assert expected["expected_questions"] == [3, 3], "three are done"
+    assert expected["expected_questions"] == [3, 3], "three of six are done"
     assert expected["expected_from"] == "from 3 questions of this run"
     for what, total in paid.items():
         low, high = expected[f"expected_{what}"]
-        assert low <= total <= high, "as many are left"
+        assert low <= total <= high, "the questions left should cost about as much as those done"
     assert f"from 3 questions of this run, {paid['calls'] / 3:.1f} per question" in words
     assert "calls per second" in words
     assert stage("annotate", config) == 0
-    finished, words = planned("annotate", config, capsys)
+    finished, words = dry_run("annotate", config, capsys)
     assert finished["expected_calls"] == [0, 0]
     assert "expected calls: none, 0 questions left" in words
 
 
 @pytest.mark.parametrize(("name", "unit"), [("eval", "answer"), ("select", "question")])
-def test_other_stages_do_too(
+def test_eval_and_select_are_estimated_from_the_recipe_and_later_the_run(
     name: str, unit: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected, _ = planned(name, config, capsys)
+    expected, _ = dry_run(name, config, capsys)
     assert expected["expected_from"] == "bounds from the recipe"
-    assert stage(name, config) in (0, 2), "2: perhaps no question was easy"
+    assert stage(name, config) in (0, 2), "exit code 2: no question was easy"
     paid = spent(config)
     for what in ("calls", "output_tokens"):
         low, high = expected[f"expected_{what}"]
         assert low <= paid[what] <= high
-    after, _ = planned(name, config, capsys)
+    after, _ = dry_run(name, config, capsys)
     assert after["expected_from"].endswith(f"{unit}s of this run")
 
 
-def test_calls_of_another_stage_are_no_history(
+def test_calls_of_another_stage_are_not_used_for_the_estimate(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert stage("eval", config) == 0
-    expected, _ = planned("annotate", config, capsys)
+    expected, _ = dry_run("annotate", config, capsys)
     assert expected["expected_from"] == "bounds from the recipe"
 
 
-def test_unknown_prices_are_not_free(
+def test_unknown_prices_give_no_cost_estimate(
     tmp_path: Path,
     endpoint: FakeEndpoint,
     config: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     unpriced = recipe(tmp_path, endpoint.base_url)
-    expected, words = planned("annotate", unpriced, capsys)
+    expected, words = dry_run("annotate", unpriced, capsys)
     assert expected["expected_cost_usd"] is None
     assert "no price set" in words
     assert stage("annotate", unpriced, "--limit", "1") == 0
-    assert planned("annotate", unpriced, capsys)[0]["expected_cost_usd"] is None
+    assert dry_run("annotate", unpriced, capsys)[0]["expected_cost_usd"] is None
 
 
-def test_another_run_can_give_the_history(
+def test_history_estimates_from_another_run(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
@@ -149,14 +149,14 @@ def test_another_run_can_give_the_history(
     paid = spent(config)
     elsewhere = ("--run", str(tmp_path / "new"), "--history", run)
     dearer = ("--set", "policy.price_per_million={input: 10, output: 40}")
-    expected, words = planned("annotate", config, capsys, *elsewhere, *dearer)
+    expected, words = dry_run("annotate", config, capsys, *elsewhere, *dearer)
     assert expected["expected_questions"] == [6, 6]
     assert expected["expected_from"] == f"from 3 questions of {run}"
     assert expected["expected_calls"][0] <= 2 * paid["calls"] <= expected["expected_calls"][1]
     low, high = expected["expected_cost_usd"]
-    assert low <= 20 * paid["cost_usd"] <= high, "at the prices of the recipe"
+    assert low <= 20 * paid["cost_usd"] <= high, "the estimate should use the prices of the recipe"
     assert "other settings" not in words
-    _, words = planned("annotate", config, capsys, *elsewhere, "--set", "mcts.c=9")
+    _, words = dry_run("annotate", config, capsys, *elsewhere, "--set", "mcts.c=9")
     assert "the run of --history has other settings: mcts.c\n" in words
     assert stage("select", config, "--dry-run", "--history", run) == 2
     assert "has no finished questions of this stage" in capsys.readouterr().err
@@ -177,14 +177,16 @@ def test_a_judge_has_its_own_price(
         judge={**asked, "price_per_million": {"input": 100.0, "output": 400.0}},
         mcts={"iterations": 8, "max_children": 2, "evaluator": "judge"},
     )
-    bounds, _ = planned("annotate", judged, capsys, "--limit", "3")
+    bounds, _ = dry_run("annotate", judged, capsys, "--limit", "3")
     assert stage("annotate", judged, "--limit", "3") == 0
     paid = spent(judged)
     assert bounds["expected_calls"][0] <= paid["calls"] <= bounds["expected_calls"][1]
     assert paid["cost_usd"] <= bounds["expected_cost_usd"][1]
-    low, high = planned("annotate", judged, capsys)[0]["expected_cost_usd"]
+    low, high = dry_run("annotate", judged, capsys)[0]["expected_cost_usd"]
     assert low <= paid["cost_usd"] <= high
-    assert paid["cost_usd"] > 10 * paid["calls"] * (12 * 1.0 + 3 * 4.0) / 1e6, "judge calls"
+    assert paid["cost_usd"] > 10 * paid["calls"] * (12 * 1.0 + 3 * 4.0) / 1e6, (
+        "the cost should include the judge calls"
+    )
 
 
 SEARCHES = [
@@ -204,7 +206,7 @@ SEARCHES = [
 def test_every_search_makes_calls_within_its_bounds(
     settings: dict[str, Any], ending: float, kinds: int
 ) -> None:
-    """Policies that never end, or always, and repeat themselves or never do."""
+    """Covers policies that always or never end, and that often or rarely repeat an action."""
     chosen, steps = SearchSettings(**settings), 4
     grow = sample_chains if chosen.kind == "chains" else search
     low, high, ends = tree_calls(chosen, steps)
@@ -230,7 +232,7 @@ def test_every_search_makes_calls_within_its_bounds(
         assert finished <= ends
 
 
-def test_a_prediction_widens_with_the_spread_and_narrows_with_observations() -> None:
+def test_expected_sum_widens_with_the_spread_and_narrows_with_observations() -> None:
     assert expected_sum([7.0, 7.0, 7.0], (10, 10)) == (70, 70)
     assert expected_sum([7.0], (10, 20)) == (35, 280)
     low, high = expected_sum([6.0, 8.0], (10, 10))
@@ -247,7 +249,7 @@ def test_pauses_between_attempts_do_not_count_as_time() -> None:
     assert calls_per_second([]) is None
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extras_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     needing = Recipe.model_validate({"name": "x", "stages": ["train-grpo"]})
     monkeypatch.setattr(environment, "installed_version", lambda name: "1")
     assert environment.missing_extras(needing) == ()

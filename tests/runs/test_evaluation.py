@@ -1,4 +1,4 @@
-"""Baselines beside a policy: one exam, one table, one ledger; and the same weights asked again."""
+"""Evaluation of baselines and a policy: same questions, table and ledger; repeated draws."""
 
 import json
 import re
@@ -31,7 +31,7 @@ QUESTIONS = [
 
 
 def reading(request: dict[str, Any]) -> str:
-    """A policy that can read: a currency that its passages name."""
+    """Policy and baselines: given passages, it answers with the currency that they name."""
     system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
     if "from the passages" in system:
         return f"<answer>{'Yen' if 'Yen' in user else 'Euro'}</answer>"
@@ -59,7 +59,7 @@ def predictions(run: Path, policy: str) -> list[Prediction]:
     return table_to_records(read_parts(run, f"eval/{policy}/{folder.name}/predictions"), Prediction)
 
 
-def test_baselines_take_the_exam_of_the_policies(
+def test_baselines_are_evaluated_on_the_questions_of_the_policies(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -90,7 +90,9 @@ def test_baselines_take_the_exam_of_the_policies(
     assert len(endpoint.requests) == made
 
 
-def test_an_evaluation_of_several_sets_counts_by_source(tmp_path: Path, config: Path) -> None:
+def test_an_evaluation_of_several_sets_has_rows_for_every_source(
+    tmp_path: Path, config: Path
+) -> None:
     other = tmp_path / "bamboogle.jsonl"
     asked = {"id": "b1", "question": "Which money is in Japan?", "golden_answers": ["Yen"]}
     other.write_text(json.dumps(asked) + "\n")
@@ -129,7 +131,7 @@ def test_a_limit_stops_between_and_within_baselines(
         assert told == [(row.question_id, row.prediction) for row in predictions(whole, name)]
 
 
-def test_another_draw_asks_anew_and_lies_apart(
+def test_another_draw_makes_new_calls_and_has_its_own_files(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     run, alone = tmp_path / "run", "evaluation.baselines=[closed-book]"
@@ -140,13 +142,13 @@ def test_another_draw_asks_anew_and_lies_apart(
     sets = {path.stem: json.loads(path.read_text()) for path in (run / "eval").glob("*.json")}
     assert sorted(one["draw"] for one in sets.values()) == [0, 1]
     seeds = [r["seed"] for r in endpoint.requests if "from what you know" in str(r["messages"])]
-    assert len(seeds) == len(set(seeds)) == 16, "every draw has a seed of its own"
+    assert len(seeds) == len(set(seeds)) == 16, "every draw should have its own seeds"
     again = len(endpoint.requests)
     assert evaluated(config, run, alone, "evaluation.draw=1") == 0
     assert len(endpoint.requests) == again
 
 
-def test_a_source_without_other_questions_has_no_majority(
+def test_majority_has_no_predictions_if_the_source_has_no_other_questions(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -165,6 +167,6 @@ def test_a_source_without_other_questions_has_no_majority(
         ("evaluation.draw=-1", "evaluation.draw"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(config: Path, setting: str, says: str) -> None:
+def test_invalid_evaluation_settings_are_rejected(config: Path, setting: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_recipe(config, [setting])

@@ -1,4 +1,4 @@
-"""A run goes on under its own settings; what does not decide its rows may change."""
+"""Run folders: a run resumes only with equal settings, except those that do not affect rows."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def recipe(**blocks: Any) -> Recipe:
     return Recipe.model_validate({"name": "x", **blocks})
 
 
-def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None:
+def test_every_changed_setting_is_reported_with_both_values(tmp_path: Path) -> None:
     open_run(tmp_path / "run", recipe(), {})
     with pytest.raises(ConfigError, match=r"mcts.kind: was 'tree', now 'chains'") as told:
         open_run(tmp_path / "run", recipe(mcts={"kind": "chains"}, pairs={"min_gap": 0.5}), {})
@@ -25,7 +25,7 @@ def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None
     assert str(told.value).count(": was ") == 2
 
 
-def test_a_setting_that_this_version_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_stored_setting_that_is_unknown_to_this_version_is_rejected(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", recipe(), {})
     kept = yaml.safe_load((run.folder / "config.yaml").read_text())
     kept["mcts"]["widening"] = 2
@@ -34,7 +34,7 @@ def test_a_setting_that_this_version_does_not_know_is_refused(tmp_path: Path) ->
         open_run(run.folder, recipe(), {})
 
 
-def test_a_run_without_a_newer_setting_has_its_default(tmp_path: Path) -> None:
+def test_a_setting_missing_from_an_older_run_has_its_default(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", recipe(), {}).folder
     kept = yaml.safe_load((run / "config.yaml").read_text())
     del kept["mcts"]["kind"]
@@ -47,7 +47,7 @@ def test_a_run_without_a_newer_setting_has_its_default(tmp_path: Path) -> None:
         open_run(run, recipe(mcts={"kind": "chains"}), {})
 
 
-def test_price_key_and_training_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_price_api_key_and_training_may_change_when_a_run_resumes(tmp_path: Path) -> None:
     before = open_run(tmp_path / "run", recipe(), {}).id
     policy = {"price_per_million": {"input": 0.1}, "api_key_env": "OTHER_KEY"}
     training = {"dpo": {"lr": 0.001}}
@@ -56,7 +56,9 @@ def test_price_key_and_training_may_change_when_a_run_goes_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("engine", ["vllm", "openai"])
-def test_a_vllm_server_may_move_and_no_other_endpoint(tmp_path: Path, engine: str) -> None:
+def test_the_url_of_a_vllm_server_may_change_but_not_of_another_endpoint(
+    tmp_path: Path, engine: str
+) -> None:
     def at(port: int) -> Recipe:
         return recipe(policy={"engine": engine, "base_url": f"http://127.0.0.1:{port}/v1"})
 

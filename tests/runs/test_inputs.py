@@ -1,4 +1,4 @@
-"""A run folder goes on only with the files it was started with, and one writer at a time."""
+"""Inputs of a run: it resumes only with unchanged files, and has one writer at a time."""
 
 import json
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     return recipe(tmp_path, endpoint.base_url)
 
 
-def begun(config: Path, run: Path) -> None:
-    """A run of some of the six questions."""
+def annotate_some(config: Path, run: Path) -> None:
+    """Starts a run that stops at a limit after some of the six questions."""
     stopped = ("--set", "limits.max_tokens=1000", "--set", "limits.max_questions_in_flight=1")
     assert branchwise("annotate", config, run, *stopped) == 3
     assert 0 < len(question_ids(run, "trees")) < len(QUESTIONS)
@@ -65,7 +65,7 @@ def other_prompt(patch: pytest.MonkeyPatch) -> None:
         ("policy_prompts", lambda _, patch: other_prompt(patch)),
     ],
 )
-def test_a_file_that_changed_under_its_name_is_refused(
+def test_a_changed_input_file_is_rejected(
     named: str,
     change: Callable[[Path, pytest.MonkeyPatch], None],
     tmp_path: Path,
@@ -74,14 +74,14 @@ def test_a_file_that_changed_under_its_name_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
-    begun(config, run)
+    annotate_some(config, run)
     made = len(endpoint.requests)
     noted = json.loads((run / "provenance.json").read_text())["inputs"]
     with pytest.MonkeyPatch.context() as patch:
         change(tmp_path, patch)
         assert branchwise("annotate", config, run) == 2
         assert f"{named}: was '{noted[named]}', now '" in capsys.readouterr().out
-        # What is built again from trees needs the same passages and prompts.
+        # Relabelling replays trees, so it needs the same passages and prompts.
         assert branchwise("relabel", config, run) == (0 if named == "questions" else 2)
     assert len(endpoint.requests) == made
     recipe(tmp_path, endpoint.base_url)  # restored
@@ -89,7 +89,7 @@ def test_a_file_that_changed_under_its_name_is_refused(
     assert question_ids(run, "trees") == {question["id"] for question in QUESTIONS}
 
 
-def test_a_pilot_goes_on_with_more_questions_and_pays_for_none_twice(
+def test_a_pilot_resumes_with_more_questions_without_repeating_calls(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -101,7 +101,9 @@ def test_a_pilot_goes_on_with_more_questions_and_pays_for_none_twice(
     more = len(endpoint.requests) - paid
     noted = json.loads((run / "provenance.json").read_text())
     assert branchwise("annotate", config, whole) == 0
-    assert more + paid == len(endpoint.requests) - more - paid, "as many as all at once"
+    assert more + paid == len(endpoint.requests) - more - paid, (
+        "two parts should make as many calls as one run"
+    )
     alone = json.loads((whole / "provenance.json").read_text())
     assert noted["inputs"] == alone["inputs"]
     assert noted["data"] == alone["data"]
@@ -116,7 +118,7 @@ def test_a_pilot_goes_on_with_more_questions_and_pays_for_none_twice(
     assert branchwise("verify", config, run) == 0
 
 
-def test_a_relabelling_that_the_run_has_outgrown_is_not_trained_on(
+def test_a_relabelling_without_the_newest_questions_is_rejected_for_training(
     tmp_path: Path, config: Path
 ) -> None:
     run = tmp_path / "run"
@@ -131,7 +133,7 @@ def test_a_relabelling_that_the_run_has_outgrown_is_not_trained_on(
     assert len(pairs_of(existing_run(run), table)) > len(few)
 
 
-def test_a_run_does_not_go_on_with_fewer_questions_or_with_changed_ones(
+def test_a_run_does_not_resume_with_fewer_or_changed_questions(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -152,13 +154,13 @@ def test_a_run_does_not_go_on_with_fewer_questions_or_with_changed_ones(
     assert len(endpoint.requests) == made
 
 
-def test_a_run_that_was_killed_as_it_grew_still_grows(
+def test_a_run_that_was_killed_while_adding_questions_can_resume(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     assert branchwise("annotate", config, run, "--limit", "2") == 0
     with monkeypatch.context() as patch:
-        # Between the note of its new questions and their table.
+        # Fails after the new questions are noted and before their table is written.
         patch.setattr(Committer, "questions_part", lambda _: (_ for _ in ()).throw(MemoryError))
         assert branchwise("annotate", config, run) == 1
     assert len(question_ids(run, "questions")) == 2
@@ -166,7 +168,7 @@ def test_a_run_that_was_killed_as_it_grew_still_grows(
     assert question_ids(run, "questions") == {question["id"] for question in QUESTIONS}
 
 
-def test_other_weights_under_the_same_name_are_another_policy(tmp_path: Path) -> None:
+def test_changed_weights_under_the_same_file_name_are_rejected(tmp_path: Path) -> None:
     model = tmp_path / "policy.gguf"
     little = Recipe.model_validate({"name": "little", "policy": {"model": str(model)}})
 
@@ -183,14 +185,14 @@ def test_other_weights_under_the_same_name_are_another_policy(tmp_path: Path) ->
     assert (tmp_path / "run" / "provenance.json").read_bytes() == kept
 
 
-def test_imported_pairs_and_trees_do_not_share_a_run(
+def test_imported_pairs_and_trees_cannot_be_in_the_same_run(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, run, annotated = tmp_path / "pairs.json", tmp_path / "imported", tmp_path / "run"
     file.write_text(json.dumps([PAIR]))
     assert branchwise("import-pairs", config, run, "--file", str(file)) == 0
     assert branchwise("annotate", config, run) == 2
-    begun(config, annotated)
+    annotate_some(config, annotated)
     capsys.readouterr()
     assert branchwise("import-pairs", config, annotated, "--file", str(file)) == 2
     assert "imported_pairs: was None" in capsys.readouterr().out
@@ -199,12 +201,12 @@ def test_imported_pairs_and_trees_do_not_share_a_run(
     assert read_parts(run, "pairs").num_rows == 1
 
 
-def test_a_dry_run_refuses_what_the_stage_would_refuse(
+def test_a_dry_run_rejects_changed_settings_and_writes_nothing(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, file = tmp_path / "run", tmp_path / "pairs.json"
     file.write_text(json.dumps([PAIR]))
-    begun(config, run)
+    annotate_some(config, run)
     made, before = len(endpoint.requests), contents(run)
     for stage, more in (
         ("annotate", ()),
@@ -222,11 +224,11 @@ def test_a_dry_run_refuses_what_the_stage_would_refuse(
     assert contents(run) == before
 
 
-def test_nothing_is_written_into_a_run_that_another_process_holds(
+def test_a_run_in_use_by_another_process_is_not_changed(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, file = tmp_path / "run", tmp_path / "pairs.json"
-    begun(config, run)
+    annotate_some(config, run)
     file.write_text(json.dumps([PAIR]))
     changed = ("--set", "limits.max_concurrency=2", "--set", "pairs.min_outcomes=1")
     with Ledger(run / "ledger.sqlite"):
@@ -244,7 +246,7 @@ def test_nothing_is_written_into_a_run_that_another_process_holds(
 
 
 @pytest.mark.parametrize("below", ["", "deeper/run"])
-def test_a_run_folder_that_is_a_file_is_told(
+def test_a_run_folder_that_is_a_file_is_reported(
     below: str, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
@@ -259,7 +261,7 @@ def test_a_run_folder_that_is_a_file_is_told(
     "kept", [b"name: [torn", b"name: \xff\xfe", b"", b"name: little\nfrom_a_newer: version\n"]
 )
 @pytest.mark.parametrize("stage", ["annotate", "relabel", "inspect", "export-pairs", "train-dpo"])
-def test_a_recipe_of_a_run_that_cannot_be_read_is_told(
+def test_an_unreadable_recipe_in_a_run_folder_is_reported(
     stage: str, kept: bytes, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -269,7 +271,7 @@ def test_a_recipe_of_a_run_that_cannot_be_read_is_told(
     assert branchwise(stage, config, run, *more) == 2
     told = capsys.readouterr().out
     assert f"error: {run}" in told
-    assert "--run folder" in told, "what to do"
+    assert "--run folder" in told, "the message should suggest a fix"
     assert ("from_a_newer" in told) == (b"from_a_newer" in kept)
     assert (run / "config.yaml").read_bytes() == kept
 

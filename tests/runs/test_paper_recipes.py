@@ -1,4 +1,4 @@
-"""Recipes at the papers' scale load, agree with the papers, and describe what they would do."""
+"""Recipes at the scale of the papers: loading, agreement with the papers, and dry runs."""
 
 import gzip
 import json
@@ -18,22 +18,22 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
-def test_a_recipe_at_the_paper_s_scale_loads(name: str) -> None:
+def test_outcome_recipes_at_paper_scale_load(name: str) -> None:
     recipe = load_recipe(CONFIGS / f"{name}-paper.yaml")
     assert recipe.agent.protocol == name
     assert name in scheme_of(recipe).protocols
     assert protocol_of(recipe.agent).prompts
     for part in recipe.data.mix:
-        assert part.split is None, "the paper's own split, not a part by hash"
+        assert part.split is None, "the split should be that of the paper, not a part by hash"
     assert recipe.stages[-2:] == ("train-grpo", "eval")
-    assert "grpo" in recipe.evaluation.policies, "what it trains is evaluated"
+    assert "grpo" in recipe.evaluation.policies, "the trained policy should be evaluated"
 
 
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
-def test_train_grpo_describes_itself_at_the_paper_s_scale(
+def test_train_grpo_dry_run_at_paper_scale(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With other questions and another start; the paper's, and a selection, are not here."""
+    """Uses other questions and another start policy, as those of the paper are not available."""
     words = ["train-grpo", "--config", str(CONFIGS / f"{name}-paper.yaml"), "--dry-run"]
     words += ["--run", str(tmp_path / "run"), "--limit", "5"]
     here = {"mix": "[]", "source": "atlas", "corpus": "null", "cities": "500", "references": "5"}
@@ -45,7 +45,7 @@ def test_train_grpo_describes_itself_at_the_paper_s_scale(
     assert not (tmp_path / "run").exists()
 
 
-def test_r1_searcher_draws_the_paper_s_stages() -> None:
+def test_r1_searcher_has_the_stages_of_the_paper() -> None:
     recipe = load_recipe(CONFIGS / "r1-searcher-paper.yaml")
     stages = recipe.difficulty.stages
     assert {name: sum(wanted.values()) for name, wanted in stages.items()} == {"1": 350, "2": 8148}
@@ -53,7 +53,7 @@ def test_r1_searcher_draws_the_paper_s_stages() -> None:
 
 
 def with_little_files(name: str, folder: Path) -> Path:
-    """Returns a copy of a recipe beside all files that it names, each with a few lines."""
+    """Copies a recipe and writes all files that it names, each with a few lines."""
     recipe = load_recipe(CONFIGS / f"{name}.yaml")
     corpora = recipe.data.corpus
     for corpus in (corpora,) if isinstance(corpora, str) else corpora or ():
@@ -76,15 +76,15 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 PROCESS = ["evo-rag-paper", "reasonrag-paper"]
-"""Recipes of process supervision at their paper's scale."""
+"""Recipes of process supervision at the scale of their papers."""
 
 
 @pytest.mark.parametrize("stage", ["annotate", "eval"])
 @pytest.mark.parametrize("name", PROCESS)
-def test_a_stage_describes_itself_at_the_paper_s_scale(
+def test_stage_dry_runs_at_paper_scale(
     name: str, stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With short files in the places of the paper's, and a model that is here."""
+    """Uses short files instead of those of the paper, and the packaged model."""
     config, run = with_little_files(name, tmp_path), tmp_path / "run"
     words = [stage, "--config", str(config), "--run", str(run), "--dry-run"]
     words += ["--set", "policy.model=packaged", "--set", "evaluation.policies={a: packaged}"]
@@ -94,21 +94,23 @@ def test_a_stage_describes_itself_at_the_paper_s_scale(
 
 
 @pytest.mark.parametrize("name", PROCESS)
-def test_a_recipe_is_evaluated_on_official_sets_and_not_on_training_files(name: str) -> None:
+def test_recipes_are_evaluated_on_official_sets_and_not_on_training_files(name: str) -> None:
     recipe = load_recipe(CONFIGS / f"{name}.yaml")
     trained = {part.questions: part.split for part in recipe.data.mix or (recipe.data,)}
     assert recipe.evaluation.mix
     for part in recipe.evaluation.mix:
-        if part.source == "popqa":  # has one file, of which the paper annotates some questions
+        if (
+            part.source == "popqa"
+        ):  # has a single file, and the paper annotates some of its questions
             assert None not in {part.split, trained[part.questions]}
             assert part.split != trained[part.questions]
         else:
-            assert part.split is None, "the whole file, not a part by hash"
+            assert part.split is None, "the set should be the whole file, not a part by hash"
             assert part.questions not in trained
 
 
 @pytest.mark.parametrize("name", PROCESS)
-def test_a_missing_file_is_an_error_that_names_it(
+def test_a_missing_data_file_is_named_in_the_error(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = with_little_files(name, tmp_path)
@@ -120,14 +122,14 @@ def test_a_missing_file_is_an_error_that_names_it(
     assert str(lost) in capsys.readouterr().out
 
 
-def test_reasonrag_s_questions_are_the_paper_s() -> None:
+def test_reasonrag_has_the_numbers_of_questions_of_the_paper() -> None:
     recipe = load_recipe(CONFIGS / "reasonrag-paper.yaml")
     drawn = {part.source: part.limit for part in recipe.data.mix}
     assert drawn == {"popqa": 3000, "hotpotqa": 3000, "2wiki": 3000}
     assert recipe.data.limit == 9000
 
 
-def test_the_published_profile_trains_as_the_published_code() -> None:
+def test_reasonrag_training_settings_are_those_of_the_published_code() -> None:
     for name in ("reasonrag-published", "reasonrag-paper"):
         training = load_recipe(CONFIGS / f"{name}.yaml").training
         dpo = training.dpo

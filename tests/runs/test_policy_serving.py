@@ -1,4 +1,4 @@
-"""A policy in training on a vLLM server: its adapter arrives, or the training stops."""
+"""Serving a policy in training with vLLM: the server has its adapter, or the training stops."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a vLLM that `BRANCHWISE_VLLM_PYTHON` names, and of a start, `base`."""
+    """Folder of a fake vLLM, set in `BRANCHWISE_VLLM_PYTHON`, and of a start policy, `base`."""
     monkeypatch.setenv(VARIABLE, fake_vllm.install(tmp_path))
     fake_vllm.write_policy(tmp_path)
     return tmp_path
@@ -53,7 +53,7 @@ def serving(fake: Path, **changes: Any) -> VllmServing:
 
 
 def model(logit: float) -> Any:
-    """As much of a PEFT model as is needed: an adapter of one number, which the fake reads."""
+    """Returns a minimal PEFT model whose adapter is one number, which the fake server reads."""
     import torch
     from safetensors.torch import save_file
 
@@ -91,7 +91,7 @@ def adapters(fake: Path) -> list[tuple[str, str, int]]:
     return [(row["verb"], row["lora_name"], row["life"]) for row in rows]
 
 
-def test_one_server_gets_the_adapter_of_each_batch_under_its_hash(
+def test_one_server_loads_the_adapter_of_every_batch_under_its_digest(
     fake: Path, runner: asyncio.Runner
 ) -> None:
     served, canary, names = serving(fake), new_canary(), list[str]()
@@ -101,7 +101,9 @@ def test_one_server_gets_the_adapter_of_each_batch_under_its_hash(
             names.append(f"branchwise-{engine.digest[:16]}")
             kept = shutil.copytree(engine.model, fake / "kept", dirs_exist_ok=True)
             trained = settings(fake).model_copy(update={"model": str(kept)})
-            assert engine.digest == served_digest(trained), "that of a policy with this adapter"
+            assert engine.digest == served_digest(trained), (
+                "the digest should be that of a policy with this adapter"
+            )
             return await canary.check(engine, model(logit))
 
     first, second = runner.run(batch(0.5)), runner.run(batch(1.5))
@@ -120,7 +122,9 @@ def test_one_server_gets_the_adapter_of_each_batch_under_its_hash(
     assert words[words.index("--model") + 1] == str(fake / "base")
 
 
-def test_a_server_that_ignores_an_adapter_is_caught(fake: Path, runner: asyncio.Runner) -> None:
+def test_a_server_that_ignores_an_adapter_fails_the_canary(
+    fake: Path, runner: asyncio.Runner
+) -> None:
     served, canary = serving(fake), new_canary()
     runner.run(check(served, canary, 0.5))
     (fake / "deaf").touch()
@@ -129,10 +133,10 @@ def test_a_server_that_ignores_an_adapter_is_caught(fake: Path, runner: asyncio.
     runner.run(served.close())
 
 
-def test_a_server_that_died_is_started_again_and_has_the_adapter(
+def test_a_server_that_died_is_restarted_with_the_adapter(
     fake: Path, runner: asyncio.Runner
 ) -> None:
-    """Between two batches, and within one."""
+    """The server is killed between two batches and within one."""
     served, canary = serving(fake), new_canary()
     runner.run(check(served, canary, 0.5))
     os.kill(fake_vllm.kept(fake, "starts")[0]["pid"], signal.SIGKILL)
@@ -159,7 +163,7 @@ def test_a_server_that_died_is_started_again_and_has_the_adapter(
 
 
 @pytest.mark.parametrize("rank", [16, None])
-def test_a_server_that_is_there_is_given_adapters_if_it_takes_them(
+def test_a_running_server_gets_adapters_only_if_it_allows_them_at_runtime(
     rank: int | None, fake: Path, runner: asyncio.Runner
 ) -> None:
     async def asked() -> None:
@@ -179,7 +183,7 @@ def test_a_server_that_is_there_is_given_adapters_if_it_takes_them(
         assert [verb for verb, *_ in adapters(fake)] == ["load", "unload"]
 
 
-def test_an_adapter_that_a_killed_training_left_on_a_server_is_used(
+def test_an_adapter_that_is_already_loaded_on_the_server_is_accepted(
     fake: Path, runner: asyncio.Runner
 ) -> None:
     async def twice() -> None:
@@ -192,7 +196,7 @@ def test_an_adapter_that_a_killed_training_left_on_a_server_is_used(
     assert [verb for verb, *_ in adapters(fake)] == ["load", "load", "unload", "unload"]
 
 
-def test_an_endpoint_that_cannot_be_given_weights_is_refused(fake: Path) -> None:
+def test_an_endpoint_that_cannot_load_weights_is_rejected(fake: Path) -> None:
     policy = ModelSettings(engine="openai", base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="openai cannot load the weights"):
         check_servable(policy)

@@ -1,4 +1,4 @@
-"""What a stage says of itself, on a line and in its closing table."""
+"""The progress of a stage: its line and its closing table."""
 
 import io
 from collections import Counter
@@ -15,12 +15,12 @@ def console() -> Terminal:
     return Terminal(io.StringIO())
 
 
-def said(console: Terminal) -> list[str]:
+def printed_lines(console: Terminal) -> list[str]:
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
+async def test_the_plain_line_shows_rate_and_calls_of_this_attempt(
     console: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 1020.0)
@@ -33,7 +33,7 @@ async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
         shown.done, shown.in_flight, shown.failed, shown.pairs = 32, 3, 1, 5
         shown.reward([0.5, 0.75])
     # 2 questions in 20 s leave 80 s for the other 8.
-    assert said(console) == [
+    assert printed_lines(console) == [
         "annotate: 80% · questions 32/40 · in flight 3 · failed 1 · calls/s 0.1 · "
         "tokens in/cached/out 2,400/400/60 · pairs 5 · mean reward 0.625 · time left 1:20"
     ]
@@ -51,19 +51,21 @@ def test_trees_in_flight_count_towards_share_and_time_left(
     assert shown.facts()["time left"] == "4:20"
 
 
-def test_what_calls_cost_is_told_where_they_cost_something() -> None:
+def test_the_cost_is_shown_only_if_this_attempt_has_paid_calls() -> None:
     spent = Totals(900, 1_000_000, 5_000, 20_000, cost_usd=3.0)
     shown = Progress("annotate", 40, spent=lambda: spent)
-    assert "USD" not in shown.facts(), "paid for by an earlier attempt"
+    assert "USD" not in shown.facts(), "an earlier attempt paid for these calls"
     spent += Totals(2, 2_400, 400, 60, cost_usd=0.0125)
     assert shown.facts()["USD"] == "0.0125"
 
 
-def test_the_closing_table_has_every_reason_as_it_was_written(console: Terminal) -> None:
+def test_the_closing_table_shows_every_reason_without_interpreting_markup(
+    console: Terminal,
+) -> None:
     shown = Progress("annotate", 1)
     shown.counts = Counter({"pair dropped: small_gap": 1234, "data: [set] questions read": 6})
     console.print(shown.closing_table())
-    rows = [line.strip("│ ").split("│") for line in said(console) if line.startswith("│")]
+    rows = [line.strip("│ ").split("│") for line in printed_lines(console) if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["data: [set] questions read", "6"],
         ["pair dropped: small_gap", "1,234"],

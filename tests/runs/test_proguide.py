@@ -1,4 +1,4 @@
-"""RAG-ProGuide: published records come in, ours go out, and both ways agree."""
+"""Import and export of pairs in the format of RAG-ProGuide."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ CONTENT = st.text(st.characters(exclude_characters="<>", codec="utf-8"), min_siz
 
 @st.composite
 def published(draw: st.DrawFn) -> ProGuideRecord:
-    """Records as the published code writes them."""
+    """Draws records in the form that the published code writes."""
     system, user = draw(TEXT), draw(TEXT)
     sides = [
         (draw(st.sampled_from(list(TAGS))), draw(CONTENT).strip(), draw(CONTENT)) for _ in "ab"
@@ -59,7 +59,7 @@ def test_a_published_record_survives_import_and_export(record: ProGuideRecord) -
 
 
 @given(records=st.lists(published(), max_size=4), lines=st.booleans())
-def test_files_read_back(
+def test_written_files_read_back_equal(
     tmp_path_factory: pytest.TempPathFactory, records: list[ProGuideRecord], lines: bool
 ) -> None:
     path = tmp_path_factory.mktemp("proguide") / ("pairs.jsonl" if lines else "pairs.json")
@@ -70,7 +70,7 @@ def test_files_read_back(
         assert json.loads(path.read_text("utf-8")) == [r.model_dump() for r in records]
 
 
-def test_what_the_format_carries_of_our_pairs(tmp_path: Path) -> None:
+def test_exported_pairs_keep_the_fields_that_the_format_has(tmp_path: Path) -> None:
     ours = a_pair(depth=3)
     write_proguide(tmp_path / "p.json", [ours])
     (back,) = read_proguide(tmp_path / "p.json")
@@ -78,14 +78,14 @@ def test_what_the_format_carries_of_our_pairs(tmp_path: Path) -> None:
     carried += ["depth", "stage"]
     assert back.model_dump(include=set(carried)) == ours.model_dump(include=set(carried))
     (raw,) = json.loads((tmp_path / "p.json").read_text())
-    assert raw["layer"] == 2  # the published count begins at 0 below the root
+    assert raw["layer"] == 2  # the published layers start at 0 for the children of the root
     assert raw["prompt"] == "System: Answer.\nUser: Question: Capital of France?"
     assert (raw["chosen_action_type"], raw["chosen_content"]) == ("Query Generation", "France")
-    # One pair, one id: an imported pair is recognised as the exported one.
+    # An imported pair has the same id as the exported one.
     assert back.pair_id == pair_id(ours.prompt, ours.chosen[0].content, ours.rejected[0].content)
 
 
-def test_pairs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_pairs_that_the_format_cannot_hold_are_rejected_without_writing(tmp_path: Path) -> None:
     turns = (*a_pair().prompt, Message(role="assistant", content="<query>"))
     with pytest.raises(ConfigError, match=r"pair p1: .* system, user, assistant"):
         write_proguide(tmp_path / "p.json", [a_pair(), a_pair(prompt=turns)])
@@ -106,7 +106,9 @@ def test_pairs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path
         ("\udcff", "is not UTF-8"),
     ],
 )
-def test_bad_files_are_refused_with_file_and_place(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_files_are_rejected_with_file_and_position(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "bad.json"
     good = json.dumps(to_proguide(a_pair()).model_dump())
     path.write_bytes(text.replace("@", good).encode("utf-8", "surrogateescape"))
@@ -115,7 +117,7 @@ def test_bad_files_are_refused_with_file_and_place(tmp_path: Path, text: str, me
     assert str(path) in str(caught.value)
 
 
-def test_all_bad_records_are_told_at_once(tmp_path: Path) -> None:
+def test_all_bad_records_are_reported_at_once(tmp_path: Path) -> None:
     good = to_proguide(a_pair()).model_dump()
     broken = {**good, "layer": -1}
     path = tmp_path / "bad.json"
@@ -126,7 +128,7 @@ def test_all_bad_records_are_told_at_once(tmp_path: Path) -> None:
     assert told[0] == f"{path}: item 1: is a number, not an object"
     assert told[1].startswith(f"{path}: item 3: `layer`: ")
     assert (len(told), told[-1]) == (21, "… and 2 more")
-    # A torn line does not hide the next ones.
+    # A truncated line does not hide errors in the next ones.
     path.write_text("\n".join([json.dumps(good)[:-9], json.dumps(good), '{"a": }', "{}"]))
     with pytest.raises(ConfigError) as caught:
         read_proguide(path)
@@ -135,7 +137,7 @@ def test_all_bad_records_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pairs.json.gz", "pairs.jsonl.gz"])
-def test_packed_files_are_read_and_written(tmp_path: Path, name: str) -> None:
+def test_gzip_files_are_read_and_written(tmp_path: Path, name: str) -> None:
     pairs = [from_proguide(to_proguide(a_pair(depth=depth))) for depth in (1, 2)]
     write_proguide(tmp_path / name, pairs)
     packed = (tmp_path / name).read_bytes()
@@ -146,7 +148,7 @@ def test_packed_files_are_read_and_written(tmp_path: Path, name: str) -> None:
         read_proguide(tmp_path / name)
 
 
-def test_empty_and_missing_files(tmp_path: Path) -> None:
+def test_empty_files_have_no_pairs_and_missing_files_raise(tmp_path: Path) -> None:
     for name, text in (("a.json", " [ ] \n"), ("b.jsonl", ""), ("c.json", "\ufeff[]")):
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert read_proguide(tmp_path / name) == []
@@ -154,7 +156,7 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
         read_proguide(tmp_path / "none.json")
 
 
-def test_a_pair_of_equal_sides_is_refused(tmp_path: Path) -> None:
+def test_pairs_of_identical_sides_are_rejected(tmp_path: Path) -> None:
     one = to_proguide(a_pair()).model_dump()
     same = {**one, "rejected": one["chosen"]}
     deep = {**one, "layer": 32_767}
@@ -176,7 +178,7 @@ def test_content_is_the_first_tag_of_the_preferred_kind() -> None:
     assert content_of("<query>open") == ""
 
 
-def test_one_import_makes_pairs_that_the_table_takes() -> None:
+def test_imported_pairs_can_be_stored_in_the_pairs_table() -> None:
     from storage.schemas import PAIRS, rows_to_table, table_to_records
 
     pair = from_proguide(to_proguide(a_pair()))

@@ -1,4 +1,4 @@
-"""Recipes: every mistake at once, with its place and the nearest valid key."""
+"""Recipe files: loading, overrides, paths, and reports of all errors at once."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from runs.recipe_file import load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVO = "name: x\nrewards: {scheme: evo-rag}\nagent: {protocol: evo-rag}"
-"""A recipe of EVO-RAG that does not say yet how its trees are grown."""
+"""A recipe of EVO-RAG without search settings."""
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ def test_every_shipped_recipe_loads(recipe: Path) -> None:
     assert load_recipe(recipe).name == recipe.stem
 
 
-def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
+def test_evo_rag_recipes_differ_in_every_decision_as_documented() -> None:
     ours, paper = (
         load_recipe(REPOSITORY / "configs" / f"{name}.yaml")
         for name in ("evo-rag", "evo-rag-paper")
     )
-    # The recipe of one computer holds what we decided, the other what stands in the paper.
+    # evo-rag.yaml has our decisions, evo-rag-paper.yaml those of the paper.
     for setting, decided, printed in (
         ("retrieval_bonus", "novel", "any"),
         ("early_refusal", "wrong", "judged"),
@@ -59,7 +59,7 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> str:
     return str(raised.value)
 
 
-def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> None:
+def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> None:
     told = problems(
         tmp_path,
         "name: x\nmcts:\n  iteration: 5\n  c: high\nretrieval: {top_k: 0}\nlimit: 3\n",
@@ -120,7 +120,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         (f"{EVO}\nmcts: {{kind: chains}}\npairs: {{invalid: rejected}}\n", "pairs.invalid: drop"),
         (f"{EVO}\nmcts: {{kind: chains, iterations: 1}}\n", "steps without siblings"),
         (
-            # Each of two chains, and three more draws at each of its ten states at the most.
+            # Two chains, and three more draws at each of their at most ten states.
             f"{EVO}\nmcts: {{kind: chains, iterations: 2, branches: 2}}\n"
             "pairs: {min_outcomes: 63}\n",
             "at most 62 outcomes",
@@ -165,11 +165,11 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\nmcts: {c: .nan}\n", "mcts.c"),
     ],
 )
-def test_impossible_recipes_are_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_recipes_are_rejected(tmp_path: Path, text: str, says: str) -> None:
     assert says in problems(tmp_path, text)
 
 
-def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
+def test_schema_errors_do_not_hide_conflicts_of_valid_blocks(tmp_path: Path) -> None:
     told = problems(
         tmp_path,
         "retrieval: {top_k: 0, kind: http}\nmcts: {evaluator: judge}\nlimits: {max_usd: 1}\n"
@@ -180,7 +180,7 @@ def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
     assert "policy.top_p" in told
     assert "`foo` is not a setting" in told
     assert "`judge:` is not set" in told
-    assert "retrieval.url" not in told, "a block that is at fault says nothing more"
+    assert "retrieval.url" not in told, "an invalid block should not be checked for conflicts"
     assert "price_per_million" not in told
 
 
@@ -192,13 +192,13 @@ def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
         "{evaluator: playout, normalise: true}",
     ],
 )
-def test_evo_rag_s_trees_can_be_grown_so(tmp_path: Path, growth: str) -> None:
+def test_valid_search_settings_for_evo_rag_load(tmp_path: Path, growth: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{EVO}\nmcts: {growth}\nverifier: {{}}\npairs: {{min_outcomes: 9}}\n")
     assert load_recipe(path).rewards.scheme == "evo-rag"
 
 
-def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
+def test_overrides_change_nested_settings_and_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\nmcts: {iterations: 3}\n")
     recipe = load_recipe(path, ["mcts.c=2.5", "judge.engine=openvino", "data.corpus=[a, b]"])
@@ -211,7 +211,7 @@ def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
     assert "--set seed" in told
 
 
-def test_data_files_are_found_in_the_folder_of_the_recipe(
+def test_data_paths_are_resolved_relative_to_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, here = tmp_path / "mine", tmp_path / "here"
@@ -230,51 +230,57 @@ def test_data_files_are_found_in_the_folder_of_the_recipe(
     assert loaded.data.corpus == ("../mine/docs", "only.jsonl")
     assert loaded.data.mix[0].questions == "../mine/q.jsonl"
     assert loaded.evaluation.set is not None
-    assert loaded.evaluation.set.questions == "docs", "a data set of the hub"
+    assert loaded.evaluation.set.questions == "docs", (
+        "the name of a hub data set should not be resolved"
+    )
     overridden = load_recipe(recipe, ["data.corpus=q.jsonl"])
-    assert overridden.data.corpus == "q.jsonl", "as seen from the current folder"
+    assert overridden.data.corpus == "q.jsonl", (
+        "an override should be relative to the current folder"
+    )
     monkeypatch.chdir(mine)
     assert load_recipe(recipe).data.corpus == ("docs", "only.jsonl")
     kept = mine / "config.yaml"
     kept.write_text(recipe.read_text())
     (mine / "provenance.json").write_text("{}")
     monkeypatch.chdir(here)
-    assert load_recipe(kept).data.corpus == ("docs", "only.jsonl"), "a run has resolved paths"
+    assert load_recipe(kept).data.corpus == ("docs", "only.jsonl"), (
+        "paths in the config of a run should not be resolved again"
+    )
 
 
-def test_a_digest_covers_what_it_names(tmp_path: Path) -> None:
+def test_a_digest_covers_only_the_named_blocks(tmp_path: Path) -> None:
     one, other = Recipe(name="x"), Recipe(name="x", seed=1)
     assert one.digest() != other.digest()
     assert one.digest("mcts", "rewards") == other.digest("mcts", "rewards")
 
 
-def test_dense_retrieval_without_its_packages_is_refused_before_anything_loads(
+def test_missing_packages_of_dense_retrieval_are_reported_with_other_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrieval.encoder.find_spec", lambda name: None)
     told = problems(tmp_path, "name: x\nretrieval: {kind: dense}\npolicy: {engine: openai}\n")
     assert "faiss" in told
     assert "EXTRAS=dense" in told
-    assert "base_url" in told, "all mistakes at once"
+    assert "base_url" in told, "all errors should be reported at once"
     told = problems(tmp_path, f"{EVO}\nmcts: {{kind: chains}}\n")
     assert "evo-rag needs the encoder of dense retrieval" in told
     assert "EXTRAS=dense" in told
-    assert "bm25" not in told, "no retriever does without the encoder of queries"
+    assert "bm25" not in told, "bm25 should not be suggested, as it does not replace the encoder"
 
 
-def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_that_is_not_utf_8_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"name: x\xff\n")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load_recipe(path)
 
 
-def test_an_override_is_blamed_by_its_own_name(tmp_path: Path) -> None:
+def test_errors_in_overrides_name_the_override(tmp_path: Path) -> None:
     assert "--set name.x" in problems(tmp_path, "name: x\n", "name.x=3")
     assert "--set data..limit" in problems(tmp_path, "name: x\ndata: {}\n", "data..limit=3")
 
 
-def test_the_embedded_engine_is_given_no_more_questions_than_its_cache_holds() -> None:
+def test_questions_in_flight_depend_on_the_engine_unless_set() -> None:
     embedded = Recipe.model_validate({"name": "x"})
     endpoint = {"engine": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
     served = Recipe.model_validate({"name": "x", "policy": endpoint})
@@ -283,7 +289,7 @@ def test_the_embedded_engine_is_given_no_more_questions_than_its_cache_holds() -
     assert asked == [24, 256, 7]
 
 
-def test_the_embedded_engine_gets_the_cache_that_the_recipe_allows(
+def test_the_embedded_engine_gets_batch_and_cache_limits_of_the_recipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""Batches of rollouts for outcome RL, at an engine and a retriever that say what a test tells."""
+"""Batches of rollouts for outcome RL, with a scripted engine and a scripted retriever."""
 
 import asyncio
 import sqlite3
@@ -35,7 +35,7 @@ Reply = Callable[[SampleRequest], Any]
 
 
 def half_right(request: SampleRequest) -> str:
-    """Answers at once; every other draw is right, so each group has spread."""
+    """Answers in the first call; every other draw is right, so each group has spread."""
     return WRONG if request.identity.draw % 2 else RIGHT
 
 
@@ -45,7 +45,7 @@ def finding(query: str) -> list[RetrievedPassage]:
 
 @dataclass
 class Silent:
-    """A canary that is content with any engine."""
+    """Canary that accepts every engine."""
 
     async def check(self, engine: Any, model: Any) -> CanaryResult:
         return CanaryResult(0.01, None)
@@ -91,7 +91,7 @@ class World:
             return source.collect(number, None)
 
     def asked(self) -> list[tuple[str, str, int]]:
-        """Returns what the engine was asked since the last time, and forgets it."""
+        """Returns (question, path, draw) of the calls since the last call, and clears them."""
         asked = [one.identity for one in self.engine.asked]
         self.engine.asked.clear()
         return [(one.question_id, one.path, one.draw) for one in asked]
@@ -106,7 +106,7 @@ Make = Callable[..., World]
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Make]:
-    """Makes a world of two questions a batch with four rollouts each."""
+    """Factory of a `World` with two questions per batch and four rollouts each."""
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
 
         def make(reply: Reply = half_right, agent: Any = None, **grpo: Any) -> World:
@@ -134,19 +134,21 @@ def rewards(batch: RolloutBatch) -> list[list[float]]:
     return [[rollout.reward for rollout in group] for group in batch.groups]
 
 
-def test_a_failed_call_costs_its_rollout_and_nothing_else(world: Make) -> None:
+def test_a_failed_call_drops_only_its_own_rollout(world: Make) -> None:
     def failing(request: SampleRequest) -> str:
         if request.identity.draw == 1:
             raise EndpointError("timed out")
         return RIGHT
 
     batch = world(failing).collect()
-    assert rewards(batch) == [[1.0] * 3, [1.0] * 3], "a failure is no 0"
+    assert rewards(batch) == [[1.0] * 3, [1.0] * 3], (
+        "a failed rollout should not count as a reward of 0"
+    )
     assert (batch.measured["lost_EndpointError"], batch.measured["rollouts"]) == (2, 6)
     assert batch.measured["silent_share"] == 1.0
 
 
-def test_a_failed_search_costs_its_rollout_and_nothing_else(world: Make) -> None:
+def test_a_failed_search_drops_only_its_own_rollout(world: Make) -> None:
     def searching(request: SampleRequest) -> str:
         return f"<search>{request.identity.draw}</search>" if request.prefix is None else RIGHT
 
@@ -162,8 +164,8 @@ def test_a_failed_search_costs_its_rollout_and_nothing_else(world: Make) -> None
     assert batch.measured["lost_RetrievalError"] == 2
 
 
-def test_a_batch_that_lost_too_many_rollouts_ends_and_resumes(world: Make) -> None:
-    """Else the rollouts that answer without a search would teach the policy not to search."""
+def test_a_batch_that_lost_too_many_rollouts_raises_and_can_resume(world: Make) -> None:
+    """Otherwise, the remaining rollouts, all without a search, would teach not to search."""
 
     def searching(request: SampleRequest) -> str:
         searches = request.identity.draw < 2 and request.prefix is None
@@ -181,10 +183,10 @@ def test_a_batch_that_lost_too_many_rollouts_ends_and_resumes(world: Make) -> No
     made.asked()
     made.retriever = ScriptedRetriever(finding)
     assert rewards(made.collect()) == [[1.0] * 4, [1.0] * 4]
-    assert len(made.asked()) == 4, "stored calls are replayed"
+    assert len(made.asked()) == 4, "stored calls should be replayed"
 
 
-def test_a_group_of_which_nothing_is_left_is_no_group(world: Make) -> None:
+def test_a_group_without_any_rollouts_is_dropped(world: Make) -> None:
     def failing(request: SampleRequest) -> str:
         raise EndpointError("timed out")
 
@@ -193,7 +195,7 @@ def test_a_group_of_which_nothing_is_left_is_no_group(world: Make) -> None:
     assert (batch.measured["rollouts"], batch.measured["lost_EndpointError"]) == (0, 8)
 
 
-def test_a_fatal_error_ends_the_batch(world: Make) -> None:
+def test_a_fatal_error_stops_the_batch(world: Make) -> None:
     def refusing(request: SampleRequest) -> str:
         raise EndpointError("no such model", fatal=True)
 
@@ -205,14 +207,14 @@ def test_a_fatal_error_ends_the_batch(world: Make) -> None:
     ("silent", "expected"),
     [((), 2), ((0,), 3), ((2,), 2), ((0, 2), 4), ((0, 1, 3), 5), (range(6), 6)],
 )
-def test_further_questions_take_the_place_of_silent_ones(
+def test_dynamic_sampling_draws_more_questions_for_groups_without_spread(
     silent: Any, expected: int, world: Make
 ) -> None:
-    """A batch wants two groups with spread and may ask six questions, of which some are silent."""
+    """A batch needs two groups with spread and may draw six questions, some without spread."""
     made = world(lambda _: RIGHT, dynamic_sampling=4)
     made.collect()
     order = first_draws(made)
-    assert len(order) == 6, "all are silent, so all are asked"
+    assert len(order) == 6, "no question has spread, so all should be drawn"
     quiet = {order[place] for place in silent}
 
     def some(request: SampleRequest) -> str:
@@ -230,7 +232,7 @@ def first_draws(world: World) -> list[str]:
     return [question for question, _, draw in world.asked() if draw == 0]
 
 
-def test_the_questions_of_a_batch_depend_on_its_number_alone(world: Make) -> None:
+def test_the_questions_of_a_batch_depend_only_on_its_number(world: Make) -> None:
     made = world()
 
     def asked(number: int) -> list[str]:
@@ -239,15 +241,17 @@ def test_the_questions_of_a_batch_depend_on_its_number_alone(world: Make) -> Non
 
     batches = [asked(number) for number in range(6)]
     one, other = ([q for batch in turn for q in batch] for turn in (batches[:3], batches[3:]))
-    assert sorted(one) == sorted(other) == [q.id for q in QUESTIONS], "each once a turn"
-    assert one != other, "in another order"
+    assert sorted(one) == sorted(other) == [q.id for q in QUESTIONS], (
+        "each question should be drawn once per epoch"
+    )
+    assert one != other, "epochs should differ in their order"
     made.engine.digest = "other weights"
     for number in (4, 0, 1):
         assert asked(number) == batches[number]
 
 
-def test_no_two_rollouts_share_a_call(world: Make) -> None:
-    """Not in two batches with the same weights, nor for a question that a batch asks twice."""
+def test_rollouts_never_share_a_call(world: Make) -> None:
+    """Covers batches with equal weights, and a question that is in one batch twice."""
     made = world(batch_questions=4)
     made.questions = QUESTIONS[:3]
     for number in range(3):
@@ -257,8 +261,8 @@ def test_no_two_rollouts_share_a_call(world: Make) -> None:
     assert len(asked) == len(set(asked)) == len(made.keys()) == 3 * 4 * 4
 
 
-def test_the_order_of_a_group_is_that_of_its_draws(world: Make) -> None:
-    """Whichever finished first; sums of floats, and so the weights, depend on it."""
+def test_the_rollouts_of_a_group_are_in_the_order_of_their_draws(world: Make) -> None:
+    """The order must not depend on timing, because sums of floats, and so weights, do on it."""
     done: dict[tuple[str, int], asyncio.Event] = {}
 
     async def last_first(request: SampleRequest) -> str:
@@ -274,7 +278,7 @@ def test_the_order_of_a_group_is_that_of_its_draws(world: Make) -> None:
         assert said == [ord(str(draw)) for draw in range(4)]
 
 
-def test_what_was_drawn_before_a_limit_is_replayed(world: Make) -> None:
+def test_calls_made_before_a_limit_are_replayed_from_the_ledger(world: Make) -> None:
     whole = world().collect()
     made = world()
     made.engine.digest = "other weights"
@@ -291,25 +295,25 @@ def test_what_was_drawn_before_a_limit_is_replayed(world: Make) -> None:
     made.gate = Closing(made.recipe.limits)
     with pytest.raises(BudgetExceeded, match="max_tokens"):
         made.collect()
-    assert len(made.asked()) == 3, "the calls that the gate let through"
+    assert len(made.asked()) == 3, "the gate admits three calls"
     made.gate = None
     assert rewards(made.collect()) == rewards(whole)
     assert len(made.asked()) == 8 - 3
     again = made.collect()
-    assert made.asked() == [], "a batch that is in the ledger makes no call"
+    assert made.asked() == [], "a batch in the ledger should make no calls"
     assert [[one.calls for one in group] for group in again.groups] == [
         [one.calls for one in group] for group in whole.groups
     ]
 
 
-def test_rollouts_are_not_structured(world: Make) -> None:
+def test_rollouts_do_not_use_structured_output(world: Make) -> None:
     made = world(lambda _: RIGHT, agent={"protocol": "reasonrag"})
     made.collect()
     assert made.engine.asked
     assert all(request.structure is None and request.tokens for request in made.engine.asked)
 
 
-def test_dev_is_answered_greedily_now_and_then_and_not_trained_on(world: Make) -> None:
+def test_dev_is_answered_greedily_every_eval_every_batches_without_training(world: Make) -> None:
     made = world(eval_every=2)
     made.dev = tuple(a_question(id=f"dev{n}", question="Dev?") for n in range(3))
 
@@ -342,11 +346,11 @@ SCRIPT = {
     2: ["<search>Lyon</search>", "<search>Osaka</search>", "<search>Kyoto</search>"],
     3: ["no action", RIGHT],
 }
-"""Calls of each draw: right; a repeated search and no answer; no call left to read the third
-search's passages; a corrected mistake. At most three calls."""
+"""Replies per draw, at most three: 0 is right; 1 repeats a search and gives no answer; 2 has no
+call left after the third search; 3 corrects an invalid action."""
 
 
-def test_the_curve_of_a_worked_example(world: Make) -> None:
+def test_metrics_of_a_worked_example(world: Make) -> None:
     made = world(
         lambda one: SCRIPT[one.identity.draw][int(one.identity.path.rpartition("+")[2])],
         batch_questions=1,
@@ -362,9 +366,9 @@ def test_the_curve_of_a_worked_example(world: Make) -> None:
         "answer_rate": 2 / 4,
         "format_ok": 2 / 4,
         "calls": (2 + 3 + 3 + 2) / 4,
-        "retrievals": (1 + 2 + 2 + 0) / 4,  # those that were served
+        "retrievals": (1 + 2 + 2 + 0) / 4,  # searches that returned passages
         "valid_searches": (1 + 1 + 2 + 0) / 4,
-        "copied": (1 + 0) / 2,  # of the two rollouts that evaluated something
+        "copied": (1 + 0) / 2,  # of the two rollouts with an evaluation
         "end/answer": 2 / 4,
         "end/budget": 2 / 4,
         "silent_share": 0,
@@ -372,13 +376,13 @@ def test_the_curve_of_a_worked_example(world: Make) -> None:
     }
     assert {name: measured[name] for name in expected} == pytest.approx(expected)
     sampled = [sum(map(len, SCRIPT[draw])) for draw in range(4)]
-    sampled[1] -= 1  # the sign of a cut is not written
-    sampled[3] += 1  # the end of the turn that stopped by itself
+    sampled[1] -= 1  # the ellipsis marks a truncation and is not a token
+    sampled[3] += 1  # the end-of-turn token of the call that stopped by itself
     assert measured["policy_tokens"] == sum(sampled) / 4
     assert not [name for name in measured if name.startswith(("lost", "dev"))]
 
 
-def test_the_rows_of_a_continued_turn_are_what_the_engine_read_and_wrote(world: Make) -> None:
+def test_token_rows_of_a_continued_turn_match_the_engine(world: Make) -> None:
     texts = SCRIPT[3]
     made = world(
         lambda one: texts[int(one.identity.path.rpartition("+")[2])],
@@ -388,7 +392,7 @@ def test_the_rows_of_a_continued_turn_are_what_the_engine_read_and_wrote(world: 
     (group,) = made.collect().groups
     for rollout in group:
         first, second = rollout.calls
-        # What ended the turn was sampled, so it is trained on; the turn goes on without it.
+        # The end-of-turn token was sampled, so it is trained on; the next prompt omits it.
         assert first.tokens.step == (*spelt("no action"), 0)
         assert second.tokens.prompt == (
             *first.tokens.prompt,
@@ -402,7 +406,7 @@ def test_the_rows_of_a_continued_turn_are_what_the_engine_read_and_wrote(world: 
         assert rollout.is_right
 
 
-def test_the_rows_of_a_rewritten_state_are_what_the_engine_read_and_wrote(world: Make) -> None:
+def test_token_rows_of_rewritten_prompts_match_the_engine(world: Make) -> None:
     texts = ("<query>Lyon</query>", "<evidence>E</evidence>", RIGHT)
     made = world(
         lambda one: texts[int(one.identity.path.rpartition("+")[2])],
@@ -417,7 +421,7 @@ def test_the_rows_of_a_rewritten_state_are_what_the_engine_read_and_wrote(world:
         )
         for one in made.engine.asked
     }
-    assert len(set(read.values())) == 3, "each call has a prompt of its own"
+    assert len(set(read.values())) == 3, "every call should have its own prompt"
     for draw, rollout in enumerate(group):
         assert [call.tokens for call in rollout.calls] == [
             (read[draw, place], (*spelt(text), 0)) for place, text in enumerate(texts)

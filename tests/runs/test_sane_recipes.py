@@ -1,4 +1,4 @@
-"""The sanity test of every shipped recipe of EVO-RAG: what Refinement prefers once all is found."""
+"""Sanity check of every EVO-RAG recipe: preferences of Refinement once all gold is found."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ OUTRANKED = {
     "answering, searching again first",
 }
 LITERAL = {"evo-rag-paper"}
-"""Pays for a hit that is repeated, as the paper does, and so prefers repeating it early on."""
+"""Recipes that reward repeated hits, as the paper does, and so prefer to search again early."""
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
-def test_a_right_answer_outranks_everything_once_all_gold_is_in_context(path: Path) -> None:
+def test_a_right_answer_ranks_highest_once_all_gold_is_in_context(path: Path) -> None:
     recipe = load_recipe(path)
     settings = settings_of(recipe)["refinement"]
     rows = simulate_suppression(settings, recipe.agent.max_steps, min_gap=0.0, overlap=0.25)

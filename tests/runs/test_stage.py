@@ -1,4 +1,4 @@
-"""The gate of a stage answers a stop signal at once."""
+"""The gate of a stage: its reaction to one, two and three stop signals."""
 
 import asyncio
 import os
@@ -10,14 +10,14 @@ from runs.recipe import LimitSettings
 from runs.stage import INTERRUPTED, STOPPING, Gate
 
 
-def test_the_first_signal_is_answered_and_the_second_aborts() -> None:
+def test_the_first_signal_closes_the_gate_and_the_second_aborts() -> None:
     said: list[str] = []
     gate = Gate(LimitSettings(), log=said.append)
 
     async def work() -> None:
         with gate.listening():
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0)  # the loop takes the message
+            await asyncio.sleep(0)  # lets the event loop log the message
             assert said == [STOPPING]
             assert list(gate.admit(["question"])) == []
             assert gate.exit_code == INTERRUPTED
@@ -30,7 +30,7 @@ def test_the_first_signal_is_answered_and_the_second_aborts() -> None:
     assert said == [STOPPING, "a callback is not cut off"]
 
 
-def test_a_third_signal_cuts_off_a_callback_that_hangs() -> None:
+def test_a_third_signal_interrupts_a_callback_that_hangs() -> None:
     sent: list[int] = []
 
     async def work() -> None:
@@ -44,7 +44,7 @@ def test_a_third_signal_cuts_off_a_callback_that_hangs() -> None:
     assert sent == [1, 2]
 
 
-def test_a_signal_is_answered_outside_a_loop() -> None:
+def test_a_signal_without_an_event_loop_is_logged_at_once() -> None:
     said: list[str] = []
     with Gate(LimitSettings(), log=said.append).listening():
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The walk over stored trees: a part at a time, whatever the parts are."""
+"""Stored trees: reading them part by part, and pairs and groups built from them."""
 
 import weakref
 from collections import defaultdict
@@ -34,7 +34,7 @@ def branchwise(stage: str, run: Path, *more: object) -> int:
 
 
 def knowing(request: dict[str, Any]) -> str:
-    """Answers one question rightly at once, so that a trajectory is right whatever the seeds."""
+    """Answers one question correctly in the first call, so some trajectory is always right."""
     if "Which city governs the country of Lyon" in request["messages"][-1]["content"]:
         return "<answer>Paris</answer>"
     return policy(request)
@@ -42,7 +42,7 @@ def knowing(request: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The same trees in parts of two questions each, and in a single part."""
+    """Runs with the same trees, by the number of questions per part: 2, and 100 (one part)."""
     folder = tmp_path_factory.mktemp("runs")
     found = {size: folder / f"parts-of-{size}" for size in (2, 100)}
     with pytest.MonkeyPatch.context() as patch, serving(knowing) as endpoint:
@@ -61,7 +61,7 @@ def run(runs: dict[int, Path]) -> Run:
     return existing_run(runs[2])
 
 
-def test_no_part_is_in_memory_when_the_next_one_is_read(
+def test_each_part_is_freed_before_the_next_one_is_read(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[TreeNode]] = []
@@ -80,10 +80,10 @@ def test_no_part_is_in_memory_when_the_next_one_is_read(
         trees += 1
         del tree  # The loop variable would keep the last tree of a part.
     assert (alive, trees) == ([0, 0, 0], 6)
-    assert len(made) > trees, "trees of more than a root"
+    assert len(made) > trees, "trees should have more nodes than the root"
 
 
-def test_trees_come_whole_by_part_and_by_id(run: Run) -> None:
+def test_trees_are_complete_and_ordered_by_part_and_id(run: Run) -> None:
     trees = list(stored_trees(run))
     assert [tree.part for tree in trees] == [0, 0, 1, 1, 2, 2]
     assert [(t.part, t.id) for t in trees] == sorted((t.part, t.id) for t in trees)
@@ -96,7 +96,7 @@ def test_trees_come_whole_by_part_and_by_id(run: Run) -> None:
     assert [tree.id for tree in stored_trees(run, only=wanted)] == [trees[1].id, trees[4].id]
 
 
-def test_who_looks_at_nodes_alone_needs_no_question(
+def test_questions_are_read_only_if_they_are_used(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(folder: Path) -> None:
@@ -109,7 +109,7 @@ def test_who_looks_at_nodes_alone_needs_no_question(
         _ = first.question
 
 
-def test_parts_decide_neither_pairs_nor_steps(runs: dict[int, Path]) -> None:
+def test_pairs_and_steps_do_not_depend_on_the_size_of_parts(runs: dict[int, Path]) -> None:
     many, one = existing_run(runs[2]), existing_run(runs[100])
     assert len(load_manifest(many.folder).of("relabelled/all/pairs")) == 3
     assert len(load_manifest(one.folder).of("relabelled/all/pairs")) == 1
@@ -120,7 +120,7 @@ def test_parts_decide_neither_pairs_nor_steps(runs: dict[int, Path]) -> None:
     assert right_steps(many) == right_steps(one)
 
 
-def test_a_relabelling_keeps_no_part_of_an_older_one(run: Run) -> None:
+def test_a_relabelling_replaces_all_parts_of_an_older_one(run: Run) -> None:
     labels = "relabelled/twice/labels"
     assert branchwise("relabel", run.folder, "--label", "twice") == 0
     assert [part.path[-13:] for part in load_manifest(run.folder).of(labels)] == [
@@ -136,7 +136,7 @@ def test_a_relabelling_keeps_no_part_of_an_older_one(run: Run) -> None:
         run.commit(gone)
 
 
-def test_a_step_is_compared_with_its_labelled_siblings_in_the_same_state(run: Run) -> None:
+def test_tree_groups_contain_the_labelled_siblings_of_a_state(run: Run) -> None:
     tokenizer = load_tokenizer(packaged_gguf())
     expected = {}
     for tree in stored_trees(run):
@@ -158,7 +158,7 @@ def test_a_step_is_compared_with_its_labelled_siblings_in_the_same_state(run: Ru
         assert len({one.calls[0].tokens.prompt for one in group}) == 1
 
 
-def test_a_step_is_trained_on_as_it_was_sampled_and_is_right_if_its_answer_is(
+def test_tree_groups_use_the_sampled_tokens_reward_and_em_of_a_node(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sampled(run: Run, table: str) -> Iterator[StoredTree]:
@@ -180,7 +180,7 @@ def test_a_step_is_trained_on_as_it_was_sampled_and_is_right_if_its_answer_is(
         assert one.is_right == (node_id % 2 == 1)
 
 
-def test_batches_of_trees_hold_every_question_once_before_any_comes_again() -> None:
+def test_batches_of_trees_draw_every_question_once_before_repeating_any() -> None:
     def rollout(name: str, reward: float) -> Rollout:
         return Rollout(name, (PolicyCall(StepTokens((1,), (2,))),), reward)
 
@@ -189,5 +189,5 @@ def test_batches_of_trees_hold_every_question_once_before_any_comes_again() -> N
     batches = [source.collect(number, None) for number in range(5)]
     drawn = [group[0].question_id for batch in batches for group in batch.groups]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["a", "b", "c", "d", "e"]
-    assert drawn[:5] != drawn[5:], "in another order"
+    assert drawn[:5] != drawn[5:], "epochs should differ in their order"
     assert batches[0].measured == {"rollouts": 4.0, "reward": 0.75, "silent_share": 0.0}

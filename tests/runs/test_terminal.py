@@ -1,4 +1,4 @@
-"""The console of every stage: the last stand, for what a stage has not made inert itself."""
+"""The console of every stage: it escapes markup and control characters in all output."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def a_table(cell: Text | str) -> Table:
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_everything_that_is_printed_is_inert(as_text: bool) -> None:
+def test_markup_and_control_characters_are_escaped_in_everything_printed(as_text: bool) -> None:
     text = Text(ESCAPE) if as_text else ESCAPE
     panel = Panel(text, title=text, subtitle=text)
     for thing in (text, a_table(text), panel, [ESCAPE], {ESCAPE: ESCAPE}, ValueError(ESCAPE)):
@@ -40,7 +40,7 @@ def test_everything_that_is_printed_is_inert(as_text: bool) -> None:
     assert SHOWN in printed(text)
 
 
-def test_a_link_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     file = io.StringIO()
@@ -53,22 +53,22 @@ def test_a_link_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "evil" not in said
 
 
-def test_a_string_is_measured_as_it_is_shown() -> None:
+def test_column_widths_are_those_of_the_escaped_text() -> None:
     lines = printed(a_table(ESCAPE)).splitlines()
-    assert all(SHOWN in line for line in lines if "[2J" in line), "none is cut"
+    assert all(SHOWN in line for line in lines if "[2J" in line), "no cell should be truncated"
     boxes = [line.rstrip() for line in lines if line[0] in "┏┃│└"]
     assert len({len(line) for line in boxes}) == 1
 
 
-def test_only_a_stage_begins_a_line() -> None:
+def test_continuation_lines_of_a_message_are_indented() -> None:
     file = io.StringIO()
     Terminal(file).print_line("error: no file a\nwrote all of it\n  indented\n\rb" + "x" * 300)
     said = file.getvalue().splitlines()
     assert said[:3] == ["error: no file a", "  wrote all of it", "  indented"]
-    assert said[3:] == ["  \\rb" + "x" * 300], "a long line is not cut"
+    assert said[3:] == ["  \\rb" + "x" * 300], "a long line should not be truncated"
 
 
-def test_totals_are_one_line_of_ascii() -> None:
+def test_json_totals_are_one_line_of_printable_ascii() -> None:
     line = json_line({"\x7f\x1b": "日\n\u202e\x85"})
     assert line.isascii()
     assert line.isprintable()

@@ -1,4 +1,4 @@
-"""Training starts from the policy that drew what it is taught, or says that nobody knows."""
+"""The start of a training: its policy must have generated its data, and its folder be its own."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ from storage.schemas import rows_to_table, schema_of
 from weights.policy_files import policy_digest, policy_files
 
 
-def drawn_by(run: Path, model: str, digest: str, engine: str = "openvino") -> None:
-    """A run with one pair of that policy."""
+def write_run_of_policy(run: Path, model: str, digest: str, engine: str = "openvino") -> None:
+    """Creates a run with one pair that this policy generated."""
     policy = {"engine": engine, "model": model, "base_url": "http://127.0.0.1:1/v1"}
     recipe = Recipe.model_validate({"name": run.name, "policy": policy})
     opened = open_run(run, recipe, {})
@@ -30,7 +30,7 @@ def drawn_by(run: Path, model: str, digest: str, engine: str = "openvino") -> No
     add_parts(run, [write_part(run, "pairs", rows, 0)])
 
 
-def trained(run: Path, start: str, stage: str, *more: str) -> int:
+def dry_run_training(run: Path, start: str, stage: str, *more: str) -> int:
     config = run.parent / "recipe.yaml"
     config.write_text(json.dumps({"name": "little", "policy": {"model": start}}))
     arguments = [stage, "--config", str(config), "--run", str(run), "--dry-run", *more]
@@ -39,7 +39,7 @@ def trained(run: Path, start: str, stage: str, *more: str) -> int:
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Two policies; nothing here loads them."""
+    """Files of two policies, which are never loaded."""
     monkeypatch.setattr("runs.preflight.check_embedded", lambda files: None)
     for name in ("ours", "other"):
         (tmp_path / f"{name}.gguf").write_bytes(name.encode())
@@ -48,7 +48,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 @pytest.mark.parametrize("stage", ["train-dpo", "train-sft"])
 @pytest.mark.parametrize("precision", ["f16", "q8_0"])
-def test_only_the_policy_that_drew_the_pairs_is_trained_on_them(
+def test_pairs_can_only_train_the_policy_that_generated_them(
     stage: str,
     precision: str,
     models: tuple[str, str],
@@ -57,46 +57,46 @@ def test_only_the_policy_that_drew_the_pairs_is_trained_on_them(
 ) -> None:
     (ours, other), run = models, tmp_path / "run"
     digest = policy_digest(policy_files(ours), precision)
-    drawn_by(run, ours, digest)
-    assert trained(run, ours, stage) == 0, "whatever precision the engine ran it at"
+    write_run_of_policy(run, ours, digest)
+    assert dry_run_training(run, ours, stage) == 0, "the precision of the engine should not matter"
     capsys.readouterr()
-    assert trained(run, other, stage) == 2
+    assert dry_run_training(run, other, stage) == 2
     told = capsys.readouterr().out
     assert digest in told
     assert policy_digest(policy_files(other), "f16") in told
     assert f"--set policy.model={ours}" in told
-    # The same name for other weights, as after training the policy again.
+    # The same name with other weights, as if the policy had been retrained.
     Path(ours).write_bytes(b"trained again")
-    assert trained(run, ours, stage) == 2
+    assert dry_run_training(run, ours, stage) == 2
 
 
 TREES = ("--set", "training.grpo.rollouts=trees")
 
 
 @pytest.mark.parametrize("stage", [("train-dpo",), ("train-sft",), ("train-grpo", *TREES)])
-def test_a_missing_relabelling_is_named(
+def test_a_missing_relabelling_is_reported(
     stage: tuple[str, ...],
     models: tuple[str, str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    drawn_by(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
+    write_run_of_policy(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
     name, *more = stage
-    assert trained(tmp_path / "run", models[0], name, *more, "--label", "strikt") == 2
+    assert dry_run_training(tmp_path / "run", models[0], name, *more, "--label", "strikt") == 2
     assert "--label strikt" in capsys.readouterr().out
 
 
-def test_trees_have_no_ratio_of_the_engine(
+def test_the_engine_ratio_is_rejected_for_training_on_trees(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawn_by(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
+    write_run_of_policy(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
     ratio = ("--set", "training.grpo.ratio=engine")
-    assert trained(tmp_path / "run", models[0], "train-grpo", *TREES, *ratio) == 2
+    assert dry_run_training(tmp_path / "run", models[0], "train-grpo", *TREES, *ratio) == 2
     assert "trees store no log-probabilities" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("children", "expected"), [(None, 0.7), (1.2, 1.2)])
-def test_trees_are_trained_at_the_temperature_of_their_nodes(
+def test_training_on_trees_uses_the_temperature_of_their_nodes(
     children: float | None,
     expected: float,
     tmp_path: Path,
@@ -131,40 +131,40 @@ def test_a_stage_does_not_depend_on_the_stages_after_it() -> None:
     assert first(5).training.grpo.batches == 3
 
 
-def test_off_policy_is_asked_for_and_said(
+def test_off_policy_pairs_need_a_dpo_setting_and_are_logged(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (ours, other), run = models, tmp_path / "run"
-    drawn_by(run, ours, policy_digest(policy_files(ours), "f16"))
+    write_run_of_policy(run, ours, policy_digest(policy_files(ours), "f16"))
     asked = ("--set", "training.dpo.allow_off_policy_pairs=true")
-    assert trained(run, other, "train-dpo", *asked) == 0
+    assert dry_run_training(run, other, "train-dpo", *asked) == 0
     assert f"off-policy: {ours} drew the rows, and {other} is" in capsys.readouterr().out
-    assert trained(run, ours, "train-dpo", *asked) == 0
-    assert "off-policy" not in capsys.readouterr().out, "the policy's own pairs are no exception"
-    assert trained(run, other, "train-sft", *asked) == 2, "it is DPO's setting"
+    assert dry_run_training(run, ours, "train-dpo", *asked) == 0
+    assert "off-policy" not in capsys.readouterr().out, "the policy's own pairs are not off-policy"
+    assert dry_run_training(run, other, "train-sft", *asked) == 2, "the setting applies only to DPO"
 
 
-def test_a_policy_that_was_served_is_compared_as_it_was_served(
+def test_the_digest_of_a_served_policy_is_compared_with_the_served_digest(
     models: tuple[str, str], tmp_path: Path
 ) -> None:
     (ours, other), run = models, tmp_path / "run"
-    drawn_by(run, ours, served_digest(ModelSettings(engine="vllm", model=ours)), "vllm")
-    assert trained(run, ours, "train-dpo") == 0
-    assert trained(run, other, "train-dpo") == 2
+    write_run_of_policy(run, ours, served_digest(ModelSettings(engine="vllm", model=ours)), "vllm")
+    assert dry_run_training(run, ours, "train-dpo") == 0
+    assert dry_run_training(run, other, "train-dpo") == 2
 
 
 @pytest.mark.parametrize(
     ("engine", "digest"), [("openai", "a1b2"), ("vllm", "a1b2"), ("openvino", "")]
 )
-def test_where_nobody_can_know_it_is_said(
+def test_an_origin_of_the_pairs_that_cannot_be_checked_is_logged(
     engine: str,
     digest: str,
     models: tuple[str, str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    drawn_by(tmp_path / "run", "served", digest, engine)
-    assert trained(tmp_path / "run", models[0], "train-dpo") == 0
+    write_run_of_policy(tmp_path / "run", "served", digest, engine)
+    assert dry_run_training(tmp_path / "run", models[0], "train-dpo") == 0
     told = capsys.readouterr().out
     assert ("cannot be checked" if digest else "imported rows is unknown") in told
 
@@ -179,7 +179,7 @@ def test_where_nobody_can_know_it_is_said(
     ],
 )
 @pytest.mark.parametrize("kind", ["dpo", "sft"])
-def test_arms_of_one_run_have_a_folder_each(
+def test_name_selects_the_model_folder(
     kind: str,
     name: str | None,
     told: str,
@@ -188,15 +188,15 @@ def test_arms_of_one_run_have_a_folder_each(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    drawn_by(tmp_path / "run", "served", "a1b2", "openai")
+    write_run_of_policy(tmp_path / "run", "served", "a1b2", "openai")
     named = ("--name", name) if name else ()
-    assert trained(tmp_path / "run", models[0], f"train-{kind}", *named) == code
+    assert dry_run_training(tmp_path / "run", models[0], f"train-{kind}", *named) == code
     assert told.format(kind=kind) in capsys.readouterr().out
 
 
-def test_rows_are_known_by_their_content(tmp_path: Path) -> None:
+def test_training_data_provenance_is_identified_by_content(tmp_path: Path) -> None:
     for name, digest in (("one", "a"), ("same", "a"), ("other", "b")):
-        drawn_by(tmp_path / name / "run", "served", digest)
+        write_run_of_policy(tmp_path / name / "run", "served", digest)
     one, same, other = (
         training_data_provenance(existing_run(tmp_path / name / "run"), "pairs")
         for name in ("one", "same", "other")
@@ -211,7 +211,7 @@ def test_rows_are_known_by_their_content(tmp_path: Path) -> None:
     ("sft", "train-dpo", 0),
     ("dpo", "train-rm", 2),
 ])  # fmt: skip
-def test_a_policy_and_a_reward_model_do_not_share_a_folder(
+def test_a_policy_and_a_reward_model_cannot_use_the_same_folder(
     held: str,
     stage: str,
     code: int,
@@ -223,14 +223,16 @@ def test_a_policy_and_a_reward_model_do_not_share_a_folder(
     monkeypatch.setattr("runs.training.start.model_folder", lambda run, name: tmp_path / name)
     monkeypatch.setattr("pipelines.train_rm.build_comparisons", lambda *_: (None, None))
     monkeypatch.setattr("pipelines.train_rm.labels_of", lambda *_: None)
-    drawn_by(tmp_path / "run", "served", "a1b2", "openai")
+    write_run_of_policy(tmp_path / "run", "served", "a1b2", "openai")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "training.json").write_text(json.dumps({"kind": held}))
-    assert trained(tmp_path / "run", models[0], stage, "--name", "taken") == code
+    assert dry_run_training(tmp_path / "run", models[0], stage, "--name", "taken") == code
     assert ("taken: holds" in capsys.readouterr().out) == (code == 2)
 
 
-def test_a_training_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_write_through_symbolic_links_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     letters, models = tmp_path / "letters", tmp_path / "models" / "run"
     letters.mkdir()

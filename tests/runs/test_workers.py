@@ -1,4 +1,4 @@
-"""`--workers`: several processes grow one run."""
+"""`--workers`: several processes annotate one run."""
 
 import multiprocessing
 import os
@@ -28,7 +28,7 @@ def rows(run: Path) -> list[Pair]:
     return sorted(found, key=lambda p: (p.question_id, p.pair_id, p.chosen_node, p.rejected_node))
 
 
-def test_three_processes_grow_what_one_does_and_make_no_call_twice(tmp_path: Path) -> None:
+def test_three_workers_give_the_rows_of_one_process_with_as_many_calls(tmp_path: Path) -> None:
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
         alone, shared = tmp_path / "one" / "run", tmp_path / "three" / "run"
@@ -45,7 +45,7 @@ def test_three_processes_grow_what_one_does_and_make_no_call_twice(tmp_path: Pat
         assert ledger.totals().calls == made
 
 
-def test_a_limit_stops_all_of_them_and_the_rest_follows(
+def test_a_limit_stops_all_workers_and_the_run_can_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(policy) as endpoint:
@@ -64,7 +64,7 @@ def test_a_limit_stops_all_of_them_and_the_rest_follows(
     assert [p.pair_id for p in rows(run)] == [p.pair_id for p in rows(whole)]
 
 
-def test_a_fault_of_one_is_told_once_and_keeps_what_was_finished(
+def test_a_fault_is_logged_once_and_finished_work_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def expiring(request: dict[str, Any]) -> Any:
@@ -84,7 +84,7 @@ def test_a_fault_of_one_is_told_once_and_keeps_what_was_finished(
     assert verify_manifest(run) == []
 
 
-def test_a_worker_that_is_killed_is_told_and_its_questions_are_owed(
+def test_a_killed_worker_is_reported_and_its_questions_stay_pending(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def deadly(request: dict[str, Any]) -> Any:
@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_is_told_and_its_questions_are_owed(
     assert len(question_ids(run, "trees")) == 6
 
 
-def test_workers_are_for_endpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_require_an_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local = {"engine": "openvino", "model": "packaged"}
     config = recipe(tmp_path, "", policy=local)
     assert branchwise("annotate", config, tmp_path / "run", "--workers", "2") == 2

@@ -1,7 +1,7 @@
-"""The whole chain as a newcomer runs it, on a few questions, with the real embedded model.
+"""The whole pipeline as a new user runs it, on a few questions, with the real embedded model.
 
-annotate → inspect → relabel → train-dpo → export → eval, each a process of its own that can reach
-nothing but this machine.
+annotate → inspect → relabel → train-dpo → export → eval, each in a process of its own that can
+connect only to this machine.
 """
 
 import json
@@ -27,8 +27,8 @@ SMALL = {
     "data.cities": 2000,
     "data.limit": 4,
     "mcts.iterations": 8,
-    "mcts.temperature": 1.2,  # other siblings, so that four questions have pairs
-    "pairs.min_gap": 0.01,  # four questions have too few of right against wrong
+    "mcts.temperature": 1.2,  # more varied siblings, so that four questions yield pairs
+    "pairs.min_gap": 0.01,  # four questions yield too few pairs of a right and a wrong answer
     "rewards.alpha": 0.9,
     "training.precision": "float32",  # the first loss is ln 2; bfloat16 rounds it
     "training.dpo.batch_size": 4,
@@ -59,7 +59,7 @@ SMALL_TURN = {
 
 
 @pytest.mark.model
-def test_from_questions_to_a_table(tmp_path: Path) -> None:
+def test_pipeline_from_annotation_to_evaluation_table(tmp_path: Path) -> None:
     run = Path("datasets") / "smoke"
     annotated = branchwise(tmp_path, "annotate", run)
     assert annotated["questions_done"] == 4
@@ -68,7 +68,7 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
     assert all(p.chosen[0].content != p.rejected[0].content and p.reward_gap > 0 for p in pairs)
 
     again = branchwise(tmp_path, "annotate", run)
-    assert again["calls"] == annotated["calls"], "a finished run makes no call"
+    assert again["calls"] == annotated["calls"], "a finished run should make no calls"
 
     assert branchwise(tmp_path, "relabel", run)["pairs"] == len(pairs)
     counted = branchwise(tmp_path, "inspect", run, SQL="select count(*) from trees")
@@ -76,7 +76,9 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
 
     branchwise(tmp_path, "train-dpo", run)
     model = tmp_path / "models" / "smoke" / "dpo"
-    assert read_metrics(model)[0]["loss"] == pytest.approx(0.6931, abs=2e-3), "start merged"
+    assert read_metrics(model)[0]["loss"] == pytest.approx(0.6931, abs=2e-3), (
+        "the first loss should be ln 2"
+    )
     adapter = model / "adapter" / "adapter_model.safetensors"
     assert adapter.is_file()
 
@@ -87,7 +89,7 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
     assert {row["policy"] for row in table["policies"]} == {"dpo", "start"}
     for row in table["policies"]:
         assert row["n"] == 4
-        assert row["invalid"] == 0.0, "structured decoding keeps the form"
+        assert row["invalid"] == 0.0, "structured decoding should prevent invalid actions"
     name = f"eval/start/{table['set']}/predictions"
     predictions = table_to_records(read_parts(tmp_path / run, name), Prediction)
     assert all(json.loads(p.trajectory) for p in predictions)
@@ -95,7 +97,9 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
-def test_an_outcome_recipe_warms_up_annotates_learns_and_answers(name: str, tmp_path: Path) -> None:
+def test_an_outcome_recipe_runs_warm_start_annotation_grpo_and_evaluation(
+    name: str, tmp_path: Path
+) -> None:
     small: dict[str, Any] = {"config": name, "small": SMALL_TURN}
     run = Path("datasets") / "smoke"
     warm = branchwise(tmp_path, "warm-start", run, **small)
@@ -105,7 +109,7 @@ def test_an_outcome_recipe_warms_up_annotates_learns_and_answers(name: str, tmp_
     assert branchwise(tmp_path, "train-grpo", run, **small)["steps"] == 2
     first, second = read_metrics(tmp_path / "models" / "smoke" / "grpo")
     assert first["rollouts"] == second["rollouts"] == 4
-    assert "canary_moved" in second, "the engine served the weights of the update"
+    assert "canary_moved" in second, "the engine should serve the updated weights"
     (row,) = branchwise(tmp_path, "eval", run, **small)["policies"]
     assert (row["policy"], row["n"]) == ("start", 2)
 
@@ -118,7 +122,7 @@ def branchwise(
     small: Mapping[str, Any] = SMALL,
     **environment: str,
 ) -> dict[str, Any]:
-    """Run a stage in `folder`; its totals."""
+    """Runs a stage in `folder` and returns its totals."""
     settings = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     config = str(REPOSITORY / "configs" / f"{config}.yaml")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a curriculum runs, in which order and on what, where stages are scripted."""
+"""The stages that a curriculum runs, their order and settings, with a scripted study runner."""
 
 import io
 import json
@@ -27,7 +27,7 @@ SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 
 
 
 def dev_row(policy: str) -> dict[str, Any]:
-    """Figures of a policy on dev, as an evaluation's totals have them."""
+    """Returns the metrics of a policy on dev, as in the totals of an evaluation."""
     behaviour = {"searches": 3.0, "backtracks": 0.5, "refused": 0.1}
     refusals = {"refusal_precision": 0.5, "refusal_recall": 0.4}
     return {"n": 200, "em": SCORES.get(policy, 0.1), "f1": 0.5, **behaviour, **refusals}
@@ -35,7 +35,7 @@ def dev_row(policy: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Scripted(Pretended):
-    """`pairs` says how many pairs a run gives."""
+    """Study runner whose runs yield `pairs(run)` pairs."""
 
     pairs: Callable[[str], int] = field(default=lambda run: 7)
 
@@ -59,7 +59,7 @@ def scripted(folder: Path, *settings: str, **more: Any) -> Scripted:
     return Scripted(plain.context, (0,), plain.context.run / "curriculum", scored=dev_row, **more)
 
 
-def carried_out(runner: Scripted) -> tuple[CurriculumState, DevResult]:
+def run_curriculum(runner: Scripted) -> tuple[CurriculumState, DevResult]:
     course = CurriculumState(runner)
     return course, course.run()
 
@@ -68,9 +68,9 @@ def commands(runner: Scripted, stage: str) -> list[Command]:
     return [one for one in runner.ran if one.stage == stage]
 
 
-def test_cycles_follow_one_another(tmp_path: Path) -> None:
+def test_cycles_run_in_order_with_their_questions_and_start_policies(tmp_path: Path) -> None:
     runner = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=20")
-    course, final = carried_out(runner)
+    course, final = run_curriculum(runner)
     assert [(one.stage, one.run) for one in runner.ran[:4]] == [
         ("eval", "evo"),
         ("annotate", "evo-discovery-1"),
@@ -82,8 +82,8 @@ def test_cycles_follow_one_another(tmp_path: Path) -> None:
     assert [one["cycle"] for one in grown] == [1, 2, 3]
     assert [(one["data.skip"], one["data.limit"]) for one in grown] == [(0, 20), (20, 20), (40, 20)]
     assert [one.get("policy.model") for one in grown] == [
-        None,  # the recipe's
-        "models/evo-discovery-1/dpo",  # the last cycle's
+        None,  # that of the recipe
+        "models/evo-discovery-1/dpo",  # that of the previous cycle
         "models/evo-discovery-1/dpo",  # the best of Discovery
     ]
     assert (final.name, final.model) == ("refinement-1", "models/evo-refinement-1/dpo")
@@ -93,9 +93,9 @@ def test_cycles_follow_one_another(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_policy_is_trained_from_the_one_that_rolled_out(tmp_path: Path) -> None:
+def test_a_cycle_trains_the_policy_that_generated_its_trees(tmp_path: Path) -> None:
     runner = scripted(tmp_path, "policy.weights=somewhere")
-    carried_out(runner)
+    run_curriculum(runner)
     for grown, trained in zip(
         commands(runner, "annotate"), commands(runner, "train-dpo"), strict=True
     ):
@@ -103,26 +103,28 @@ def test_a_policy_is_trained_from_the_one_that_rolled_out(tmp_path: Path) -> Non
             assert (name in grown.settings) == (name in trained.settings)
             assert grown.settings.get(name) == trained.settings.get(name)
     first, second = commands(runner, "annotate")
-    assert "policy.weights" not in first.settings, "the start's weights are the recipe's"
-    assert second.settings["policy.weights"] is None, "a trained policy's are its own"
+    assert "policy.weights" not in first.settings, (
+        "the start policy should have the weights of the recipe"
+    )
+    assert second.settings["policy.weights"] is None, "a trained policy should have its own weights"
 
 
-def test_all_policies_are_asked_the_same_of_dev(tmp_path: Path) -> None:
+def test_all_policies_are_evaluated_on_the_same_dev_questions(tmp_path: Path) -> None:
     own_set = "evaluation.set={source: atlas, split: test}"
     runner = scripted(tmp_path, "curriculum.dev_questions=50", own_set)
-    carried_out(runner)
+    run_curriculum(runner)
     asked = [data_settings(runner.recipe_with(one.settings)) for one in commands(runner, "eval")]
     assert (asked[0].split, asked[0].limit, asked[0].skip) == ("dev", 50, 0)
-    assert asked == [asked[0]] * 3, "whatever a cycle skips"
+    assert asked == [asked[0]] * 3, "data.skip of a cycle should not change the dev set"
     assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
 
 
 def test_a_stage_ends_when_dev_em_stalls(tmp_path: Path) -> None:
     many = ("curriculum.cycles={discovery: 9, refinement: 9}", "curriculum.questions=10")
     runner = scripted(tmp_path, *many)
-    course, final = carried_out(runner)
+    course, final = run_curriculum(runner)
     assert [one.begun_from for one in course.results[1:]] == [
-        "start", "discovery-1", "discovery-2",  # the last one's, better or not
+        "start", "discovery-1", "discovery-2",  # the previous policy, even if it is worse
         "discovery-1", "refinement-1", "refinement-2",
     ]  # fmt: skip
     assert runner.asked("dev") == [
@@ -131,17 +133,19 @@ def test_a_stage_ends_when_dev_em_stalls(tmp_path: Path) -> None:
         *(f"refinement-{n}" for n in (1, 2, 3)),
     ]
     grown = [one.settings for one in commands(runner, "annotate")]
-    assert [one["data.skip"] for one in grown] == [0, 10, 20, 30, 40, 50], "of those that were run"
+    assert [one["data.skip"] for one in grown] == [0, 10, 20, 30, 40, 50], (
+        "only the cycles that ran should use up questions"
+    )
     assert final.name == "refinement-1"
-    assert "discovery ends: no higher dev EM for 2 cycles" in said(runner)
+    assert "discovery ends: no higher dev EM for 2 cycles" in printed_output(runner)
 
 
-def test_refinement_begins_with_the_start_if_discovery_only_harmed(
+def test_refinement_starts_from_the_start_policy_if_discovery_lowered_em(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SCORES, "discovery-1", 0.2)
     runner = scripted(tmp_path)
-    course, _ = carried_out(runner)
+    course, _ = run_curriculum(runner)
     assert "policy.model" not in commands(runner, "annotate")[1].settings
     assert course.results[2].begun_from == "start"
     assert course.totals()["best"]["discovery"] == "start"
@@ -150,30 +154,30 @@ def test_refinement_begins_with_the_start_if_discovery_only_harmed(
 def test_a_cycle_without_pairs_ends_its_stage(tmp_path: Path) -> None:
     more = {"pairs": lambda run: 0 if run.endswith("discovery-2") else 7}
     runner = scripted(tmp_path, "curriculum.cycles.discovery=3", **more)
-    carried_out(runner)
+    run_curriculum(runner)
     assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
     last = commands(runner, "annotate")[-1]
     assert (last.run, last.settings["cycle"]) == ("evo-refinement-1", 3)
-    assert "discovery ends because discovery-2 yielded no pairs" in said(runner)
+    assert "discovery ends because discovery-2 yielded no pairs" in printed_output(runner)
 
 
-def test_a_stage_may_be_left_out(tmp_path: Path) -> None:
+def test_a_stage_with_0_cycles_is_skipped(tmp_path: Path) -> None:
     runner = scripted(tmp_path, "curriculum.cycles.discovery=0")
-    course, _ = carried_out(runner)
+    course, _ = run_curriculum(runner)
     assert runner.asked("dev") == ["start", "refinement-1"]
     assert list(course.chosen) == ["refinement"]
 
 
-def said(runner: StudyRunner) -> str:
+def printed_output(runner: StudyRunner) -> str:
     assert isinstance(runner.context.console.file, io.StringIO)
     return runner.context.console.file.getvalue()
 
 
-def test_the_test_is_asked_of_the_curriculum_s_policy_whatever_the_recipe_names(
+def test_the_final_evaluation_command_names_the_policy_of_the_curriculum(
     tmp_path: Path,
 ) -> None:
     runner = scripted(tmp_path)
-    _, final = carried_out(runner)
+    _, final = run_curriculum(runner)
     program, stage, _, run, _, setting = shlex.split(final_eval_command(runner.context, final))
     assert (program, stage) == ("branchwise", "eval")
     assert run == f"{runner.context.run}-{final.name}"
@@ -184,9 +188,9 @@ def test_the_test_is_asked_of_the_curriculum_s_policy_whatever_the_recipe_names(
     assert final.model != start
 
 
-def test_the_table_has_a_row_a_policy(tmp_path: Path) -> None:
+def test_the_table_has_one_row_per_policy(tmp_path: Path) -> None:
     runner = scripted(tmp_path)
-    carried_out(runner)
+    run_curriculum(runner)
     head, *rows = (runner.folder / "curriculum-cycles.csv").read_text().splitlines()
     assert head.startswith("policy,begun from,model,best of,pairs,questions,EM,F1,searches,backtr")
     assert rows == [
@@ -203,11 +207,11 @@ def test_the_table_has_a_row_a_policy(tmp_path: Path) -> None:
 SCORED = ("curriculum.reward_model=true", "pairs.score=reward_model", "reward_model=any")
 
 
-def test_pairs_may_be_ordered_by_a_reward_model_that_learned_from_the_labels(
+def test_pairs_can_be_scored_by_a_reward_model_trained_on_the_labels(
     tmp_path: Path,
 ) -> None:
     runner = scripted(tmp_path, *SCORED)
-    carried_out(runner)
+    run_curriculum(runner)
     own = [one for one in runner.ran if one.run == "evo-refinement-1"]
     assert [one.stage for one in own] == ["annotate", "train-rm", "relabel", "train-dpo", "eval"]
     grown, learned, labelled, trained, _ = own
@@ -217,18 +221,20 @@ def test_pairs_may_be_ordered_by_a_reward_model_that_learned_from_the_labels(
     assert labelled.arguments == trained.arguments == ("--label", "reward-model")
 
 
-def test_a_search_asks_the_last_cycle_s_reward_model(tmp_path: Path) -> None:
+def test_a_search_uses_the_reward_model_of_the_previous_cycle(tmp_path: Path) -> None:
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     runner = scripted(tmp_path, search, "reward_model=first", "curriculum.reward_model=true")
-    carried_out(runner)
+    run_curriculum(runner)
     first, second = commands(runner, "annotate")
-    assert "reward_model" not in first.settings, "the recipe's"
+    assert "reward_model" not in first.settings, (
+        "the first search should use the reward model of the recipe"
+    )
     assert second.settings["reward_model"] == "models/evo-discovery-1/reward-model"
 
 
 @dataclass(frozen=True)
 class Poor(Scripted):
-    """No run has enough pairs for a reward model; or its stage fails for another reason."""
+    """Runner whose train-rm stops: without training data, or for another reason."""
 
     untaught: bool = True
 
@@ -239,12 +245,14 @@ class Poor(Scripted):
         return super().run_stage(stage, *arguments, **given)
 
 
-def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Path) -> None:
+def test_an_unused_reward_model_can_be_skipped_if_it_has_no_training_data(tmp_path: Path) -> None:
     plain = scripted(tmp_path, SCORED[0])
     runner = Poor(plain.context, (0,), plain.output_folder, scored=dev_row)
-    carried_out(runner)
+    run_curriculum(runner)
     assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
-    assert "continues without a reward model for this cycle: no pair is left" in said(runner)
+    assert "continues without a reward model for this cycle: no pair is left" in printed_output(
+        runner
+    )
     with pytest.raises(StageStopped, match="exit code 2"):
         CurriculumState(
             Poor(plain.context, (0,), plain.output_folder, scored=dev_row, untaught=False)
@@ -256,7 +264,7 @@ def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Pa
             CurriculumState(Poor(plain.context, (0,), plain.output_folder, scored=dev_row)).run()
 
 
-def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
+def test_a_dev_set_without_answerable_questions_is_rejected(tmp_path: Path) -> None:
     runner = replace(scripted(tmp_path), scored=lambda policy: {**dev_row(policy), "em": None})
     with pytest.raises(ConfigError, match="none of the 200 questions of split dev"):
         CurriculumState(runner).run()
@@ -276,7 +284,7 @@ def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
         (("policy={engine: vllm, base_url: http://x}",), "base_url names a running server"),
     ],
 )
-def test_what_is_no_curriculum_is_refused_first(
+def test_invalid_settings_are_rejected_before_the_run_starts(
     settings: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
     more = ("agent.protocol=reasonrag", "mcts.kind=tree") if "spre" in settings[0] else ()
@@ -287,7 +295,7 @@ def test_what_is_no_curriculum_is_refused_first(
     assert not call.run.exists()
 
 
-def test_too_few_questions_are_refused_first(tmp_path: Path) -> None:
+def test_too_few_questions_are_rejected_before_the_run_starts(tmp_path: Path) -> None:
     recipe(tmp_path, "")
     data = f"data={{source: jsonl, questions: {tmp_path}/questions.jsonl, corpus: {tmp_path}"
     few = (f"{data}/corpus.jsonl, limit: 800}}", "policy.model=packaged")
@@ -296,25 +304,27 @@ def test_too_few_questions_are_refused_first(tmp_path: Path) -> None:
         check_curriculum(call)
 
 
-def test_a_cycle_that_trains_no_reward_model_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_cycle_without_a_new_reward_model_keeps_the_previous_one(tmp_path: Path) -> None:
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     more = {"pairs": lambda run: 0 if run.endswith("discovery-2") else 7}
     asks = (search, "reward_model=first", "curriculum.reward_model=true")
     runner = scripted(tmp_path, *asks, "curriculum.cycles.discovery=2", **more)
-    carried_out(runner)
+    run_curriculum(runner)
     asked = [one.settings.get("reward_model") for one in commands(runner, "annotate")]
     assert asked == [None, *["models/evo-discovery-1/reward-model"] * 2]
     learned = [one.run for one in commands(runner, "train-rm")]
-    assert learned == ["evo-discovery-1", "evo-refinement-1"], "nothing without a pair"
+    assert learned == ["evo-discovery-1", "evo-refinement-1"], (
+        "a cycle without pairs should train nothing"
+    )
 
 
-def test_cycles_begin_behind_what_the_recipe_skips(tmp_path: Path) -> None:
+def test_cycles_start_after_the_questions_that_the_recipe_skips(tmp_path: Path) -> None:
     runner = scripted(tmp_path, "data.skip=100", "curriculum.questions=20")
-    carried_out(runner)
+    run_curriculum(runner)
     assert [one.settings["data.skip"] for one in commands(runner, "annotate")] == [100, 120]
 
 
-def test_there_are_just_as_many_questions_as_the_cycles_need(
+def test_exactly_as_many_questions_as_the_cycles_need_are_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
@@ -325,7 +335,7 @@ def test_there_are_just_as_many_questions_as_the_cycles_need(
             check_curriculum(call)
 
 
-def test_a_curriculum_ends_with_the_code_of_the_stage_that_stopped_it(
+def test_a_curriculum_returns_the_exit_code_of_the_stage_that_stopped_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(course: CurriculumState) -> DevResult:
@@ -338,27 +348,27 @@ def test_a_curriculum_ends_with_the_code_of_the_stage_that_stopped_it(
     assert (outcome.exit_code, outcome.totals["stopped"]) == (3, "annotate: stopped")
 
 
-def test_pairs_are_ordered_by_the_cycle_s_own_model_whatever_the_search_asked(
+def test_pairs_are_scored_by_the_reward_model_of_their_own_cycle(
     tmp_path: Path,
 ) -> None:
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     runner = scripted(tmp_path, *SCORED, search)
-    carried_out(runner)
+    run_curriculum(runner)
     asked = [one.settings["reward_model"] for one in commands(runner, "relabel")]
     assert asked == [f"models/evo-{cycle}-1/reward-model" for cycle in ("discovery", "refinement")]
 
 
-def test_a_stage_has_its_patience_though_its_first_cycle_harms(
+def test_a_stage_continues_within_its_patience_after_a_worse_first_cycle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SCORES, "discovery-1", 0.2)
     monkeypatch.setitem(SCORES, "discovery-2", 0.6)
     runner = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=10")
-    course, _ = carried_out(runner)
+    course, _ = run_curriculum(runner)
     assert course.totals()["best"]["discovery"] == "discovery-2"
 
 
-def test_only_cycles_that_come_last_may_become_more(tmp_path: Path) -> None:
+def test_only_the_number_of_refinement_cycles_may_change(tmp_path: Path) -> None:
     def steady(setting: str) -> dict[str, Any]:
         return checks._fixed_settings(
             pretended("evo-rag", tmp_path / "evo", setting).context.recipe
