@@ -126,7 +126,7 @@ async def _grow(
     recipe = run.recipe
     with run.open_ledger() as ledger:
         if restated := restate_questions(run, ledger):
-            context.log(f"{run.ledger}: {restated} damaged question states written anew")
+            context.log(f"{run.ledger}: damaged question states rebuilt: {restated}")
         committer = Committer(run, ledger, data.questions, data.notes)
         pending = committer.pending()
         workforce = _make_worker_pool(workers, run, pending, ledger)

@@ -6,8 +6,8 @@ Checks hash and row count of every part in the manifest, and the checksum of eve
 ledger. Rebuilds damaged or lost trees, pairs and questions from the ledger; this needs no model. A
 rebuilt part must have its committed hash, or nothing is changed. Parts that another stage can
 recompute without calls (evaluations, relabelled pairs) leave the manifest, and the stage to run is
-printed. Damaged states of questions are written anew. `--drop-damaged` removes damaged calls from
-the ledger, so that they can be made and paid a second time. With `--dry-run` nothing is changed.
+printed. Damaged question states are rebuilt from the calls. `--drop-damaged` removes damaged calls
+from the ledger, so that they can be made and paid a second time. With `--dry-run` nothing is changed.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> C
                 "or `branchwise eval` repeats and pays for the calls it needs"
             )
         if states := restate_questions(run, ledger):
-            context.log(f"{run.ledger}: {states} question states written anew; no call is repeated")
+            context.log(f"{run.ledger}: question states rebuilt: {states}; no call is repeated")
     again = check(run.ledger)
     _report_damage(context, run, again)
     return again

@@ -13,21 +13,6 @@ from analysis.suppression import (
 )
 from rewards.settings import EvoRagSettings
 
-LITERAL: dict[str, Any] = {
-    "retrieval_bonus": "any",
-    "early_refusal": "judged",
-    "overlap_threshold": 0.0,
-    "horizon": 20,
-}
-"""Values of the paper for all settings that we changed."""
-
-SANE = (
-    "a right answer, a wrong one",
-    "a right answer, refusing wrongly",
-    "answering, searching again first",
-)
-"""With the gold in context, ANSWER-right should outrank all of these in Refinement."""
-
 
 def compared(
     max_steps: int = 10, *, min_gap: float = 0.2, overlap: float = 0.5, **settings: Any

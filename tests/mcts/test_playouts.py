@@ -41,7 +41,7 @@ async def test_every_playout_ends_in_a_leaf(
     scale=st.sampled_from([0.25, 1.0, 64.0]),
     shift=st.sampled_from([-100.0, 0.0, 5.0]),
 )
-async def test_a_normalised_search_ignores_scale_and_shift_of_the_values(
+async def test_a_normalised_search_ignores_scale_and_stays_in_range_after_a_shift(
     selection: str, evaluator: str, seed: int, scale: float, shift: float
 ) -> None:
     named = {"evaluator": evaluator, "selection": selection, "normalise": True}

@@ -175,7 +175,7 @@ def test_without_a_verifier_refusals_are_judged_by_the_gold_answers(
         }  # fmt: skip
 
     assert refused("gold") == {1.0}, "no evidence suffices if the question has no answer"
-    assert refused("same") <= {1.0, -1.0}
+    assert refused("same") == {1.0, -1.0}
     digests = [
         {pair.label_digest for pair in pairs_of(run, f"relabelled/{label}/pairs")}
         for label in ("gold", "same")

@@ -103,7 +103,9 @@ def test_fresh_rollouts_are_not_the_draws_of_the_tree(run: Path) -> None:
     own = {(node.tree_id, node.node_id): node.rollouts for node in nodes if node.rollouts}
     rolled = {key: row.rollouts for key, row in rows_of(run).items() if key in own}
     assert rolled
-    assert any(rolled[key][0].trajectory != own[key][0].trajectory for key in rolled)
+    differing = [rolled[key][0].trajectory != own[key][0].trajectory for key in rolled]
+    # The policy is one of few words, so some trajectories are equal by chance.
+    assert sum(differing) > len(differing) / 2
 
 
 def test_an_interrupted_diagnosis_resumes(

@@ -166,7 +166,7 @@ def test_a_damaged_question_state_is_repaired(
     run, _ = finished
     damage_a_state(run)
     branchwise(stage, run)
-    assert "1 " in capsys.readouterr().out
+    assert "question states rebuilt: 1" in capsys.readouterr().out
     assert states(run) == {"done": 6}
     assert branchwise("verify", run) == 0
 

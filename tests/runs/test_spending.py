@@ -138,7 +138,7 @@ def test_reported_token_counts_are_not_marked_as_estimated(
         assert stage("annotate", config, run) == 0
     totals, told = totals_and_log(capsys)
     assert totals["calls_estimated"] == 0
-    assert "are ours" not in told
+    assert "costs use ours" not in told
     assert "token counts" not in told
     assert_totals_match_ledger(totals, run)
 
