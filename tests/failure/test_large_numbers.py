@@ -25,7 +25,7 @@ FITS = "fit into 64 bits"
     ],
     ids=lambda given: given[:40],
 )
-def test_settings_that_do_not_fit_into_64_bits_are_refused(
+def test_settings_out_of_range_are_refused_before_any_call(
     setting: str, why: str, world: World, tmp_path: Path
 ) -> None:
     made = len(world.seeds)
