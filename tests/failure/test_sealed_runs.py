@@ -1,4 +1,4 @@
-"""A run keeps its settings: edit or replaced files are refused with a message."""
+"""A run keeps its settings: edited or replaced files are refused with a message."""
 
 import json
 from collections.abc import Callable

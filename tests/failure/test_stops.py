@@ -129,8 +129,13 @@ def test_a_run_under_nohup_survives_its_closed_terminal(
 ) -> None:
     run = tmp_path / "run"
     words = ("annotate", "--config", world.recipe, "--run", run)
-    aside = ("sh", "-c", f'exec nohup "$@" > {shlex.quote(str(tmp_path / "said"))} 2>&1', "sh")
-    with on_a_terminal(words, ENVIRONMENT, before=aside) as (process, terminal):
+    under_nohup = (
+        "sh",
+        "-c",
+        f'exec nohup "$@" > {shlex.quote(str(tmp_path / "said"))} 2>&1',
+        "sh",
+    )
+    with on_a_terminal(words, ENVIRONMENT, before=under_nohup) as (process, terminal):
         assert held.full.wait(CHECK_TIMEOUT_S)
         terminal.close()
         held.release()
