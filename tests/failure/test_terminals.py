@@ -311,7 +311,7 @@ asyncio.run(shown())
 def test_output_that_bypasses_the_console_is_escaped(more: str) -> None:
     with PseudoTerminal() as terminal:
         done = subprocess.run(
-            # A program that prints may begin a line, so FORGED at its start is allowed.
+            # The program may begin lines itself, so the mark of forged lines is replaced.
             [sys.executable, "-c", (PRINTED + more).replace("FORGED", "printed")],
             stdin=subprocess.DEVNULL,
             stdout=terminal.descriptor,
