@@ -79,9 +79,8 @@ class Reference:
 
     def agreement(self, completions: list[Completion], tokens: int = NEW_TOKENS) -> float:
         """Returns the share of completions whose first `tokens` tokens are the same."""
-        pairs = zip(
-            self.outputs, completions, strict=False
-        )  # there may be fewer completions than prompts
+        # Not strict: there may be fewer completions than prompts.
+        pairs = zip(self.outputs, completions, strict=False)
         same = [ours[:tokens] == list(c.token_ids or ())[:tokens] for ours, c in pairs]
         return sum(same) / len(same)
 
