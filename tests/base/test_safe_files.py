@@ -47,7 +47,7 @@ def test_pipes_and_files_of_absurd_size_are_refused(run: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["../letters", "/etc/hostname", "a/../../letters"])
-def test_a_name_stays_inside_its_folder(name: str, run: Path, tmp_path: Path) -> None:
+def test_a_name_that_leaves_its_folder_is_refused(name: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("Dear friend")
     with pytest.raises(ConfigError, match="inside this folder"):
         open_inside(run, name)
@@ -63,7 +63,7 @@ def test_a_missing_file_raises_file_not_found(run: Path) -> None:
             read_inside(run, name)
 
 
-def test_the_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
+def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(run)
     assert load_manifest(tmp_path / "linked").parts == ()
     reject_special_files(tmp_path / "linked")

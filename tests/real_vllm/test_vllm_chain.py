@@ -229,7 +229,7 @@ def test_a_prefix_is_continued_as_by_the_embedded_engine(observed: Observed) -> 
     assert served.logprobs == pytest.approx(embedded.logprobs, abs=0.05)
 
 
-def test_constraints_hold_against_the_model_s_preference(observed: Observed) -> None:
+def test_constraints_override_the_preference_of_the_model(observed: Observed) -> None:
     assert re.fullmatch(ANSWER.value, observed.constrained)
     assert not any("<answer>" in text for text in observed.base)
     assert isinstance(json.loads(observed.scored)["score"], int)
