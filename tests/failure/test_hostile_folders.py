@@ -67,7 +67,7 @@ def test_a_file_larger_than_memory_is_refused(
     assert "bytes" in run_refused_stage(world, run, FILES[name], name).said
 
 
-def test_a_run_folder_behind_a_link_works(world: World, run: Path, tmp_path: Path) -> None:
+def test_a_linked_run_folder_works(world: World, run: Path, tmp_path: Path) -> None:
     (run / ".#config.yaml").symlink_to("somebody@somewhere.1")  # an editor's lock file
     (tmp_path / "datasets").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "links").mkdir()

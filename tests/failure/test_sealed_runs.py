@@ -216,7 +216,7 @@ START_SEAMS = [
 
 
 @pytest.mark.parametrize("seam", START_SEAMS, ids=str)
-def test_a_run_killed_during_its_start_can_be_started_again(
+def test_a_run_killed_during_its_start_can_be_restarted(
     seam: Seam, world: World, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
