@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, whenever the writer dies."""
+"""Atomic writes: a file is complete or absent, even if the writer is killed."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from base.errors import StorageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Blocks at the seam: everything is written and synced, the rename is next.
-DYING_WRITER = """
+# Blocks just before the rename, when everything is written and synced.
+BLOCKED_WRITER = """
 import sys
 from pathlib import Path
 import base.atomic as atomic
@@ -29,9 +29,9 @@ atomic.atomic_write_bytes(Path(sys.argv[1]), b"new" * 100_000)
 """
 
 
-def _killed_at_the_seam(target: Path) -> None:
+def _kill_before_the_rename(target: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", DYING_WRITER, str(target)],
+        [sys.executable, "-c", BLOCKED_WRITER, str(target)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=REPOSITORY,
@@ -47,17 +47,17 @@ def _killed_at_the_seam(target: Path) -> None:
 def test_a_killed_writer_leaves_no_torn_file(tmp_path: Path) -> None:
     absent, present = tmp_path / "new.parquet", tmp_path / "old.parquet"
     present.write_bytes(b"old")
-    _killed_at_the_seam(absent)
-    _killed_at_the_seam(present)
+    _kill_before_the_rename(absent)
+    _kill_before_the_rename(present)
     assert not absent.exists()
     assert present.read_bytes() == b"old"
-    # What is left behind is no parquet file, not even to a glob that matches dotfiles.
+    # Left-over temporary files must not match *.parquet, even in a glob that matches dotfiles.
     assert {p.name for p in tmp_path.iterdir() if p.suffix == ".parquet"} == {"old.parquet"}
     atomic_write_bytes(absent, b"x")
     assert absent.read_bytes() == b"x"
 
 
-def test_an_exception_changes_nothing(tmp_path: Path) -> None:
+def test_an_exception_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "a" / "file"
     atomic_write_text(target, "first\n")
     with pytest.raises(RuntimeError), atomic_path(target) as temporary:
@@ -72,7 +72,7 @@ def test_an_exception_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_refused_write_names_the_path(tmp_path: Path) -> None:
+def test_a_failed_write_names_the_path(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where a folder is needed")
     target = tmp_path / "blocked" / "part.parquet"
     with pytest.raises(StorageError, match=r"blocked/part\.parquet"):

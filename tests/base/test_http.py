@@ -1,22 +1,24 @@
-"""Addresses, and who is asked for them."""
+"""Checks of addresses, and the choice of a proxy."""
 
 import pytest
 
 from base.errors import ConfigError
 from base.http import Proxy, checked_address, is_loopback, proxy_for, shown_url
 
-OURS = (
+LOOPBACK = (
     "localhost LOCALHOST:80 localhost. a.localhost 127.0.0.1 127.8.0.1:9 127.255.255.255 [::1]:1 "
     "[0:0:0:0:0:0:0:1] 0.0.0.0 [::]"
 )
-OTHERS = "localhost.example.org notlocalhost 126.255.255.255 128.0.0.1 10.0.0.1 [::2]"
+REMOTE = "localhost.example.org notlocalhost 126.255.255.255 128.0.0.1 10.0.0.1 [::2]"
 
 
-def test_this_machine_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_addresses_are_recognised_and_bypass_the_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "")
-    for host in (*OURS.split(), *OTHERS.split()):
-        url, ours = f"http://{host}/v1", host in OURS.split()
+    for host in (*LOOPBACK.split(), *REMOTE.split()):
+        url, ours = f"http://{host}/v1", host in LOOPBACK.split()
         assert is_loopback(url) == ours, host
         assert proxy_for(url) == (None if ours else Proxy("http://proxy.example:3128")), host
 
@@ -37,7 +39,7 @@ def test_this_machine_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"http_proxy": "http://proxy"}, "fd00::/8", "http://[fd00::1]:8000/", None),
     ],
 )
-def test_the_proxy_of_the_environment(
+def test_the_proxy_is_read_from_the_environment(
     named: dict[str, str],
     exempt: str,
     url: str,
@@ -53,7 +55,9 @@ def test_the_proxy_of_the_environment(
 
 
 @pytest.mark.parametrize("named", ["socks5://me:hunter2@proxy:1", "http://[::1", "http://:80"])
-def test_what_is_no_http_proxy_is_refused(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_proxy_is_refused_without_showing_its_password(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("all_proxy", named)
     monkeypatch.setenv("no_proxy", "")
     with pytest.raises(ConfigError, match="ALL_PROXY") as caught:
@@ -94,7 +98,7 @@ def test_what_is_no_http_proxy_is_refused(named: str, monkeypatch: pytest.Monkey
         None,
     ],
 )
-def test_what_is_no_address_is_refused_and_not_repeated(url: str | None) -> None:
+def test_an_invalid_address_is_refused_and_not_shown(url: str | None) -> None:
     with pytest.raises(ConfigError, match=r"^some\.url") as caught:
         checked_address(url, "some.url", "http://127.0.0.1:1", "a key has no place here")
     assert "hunter2" not in str(caught.value)
@@ -116,10 +120,10 @@ def test_what_is_no_address_is_refused_and_not_repeated(url: str | None) -> None
         "https://host/client/v4/accounts/0a1b2c3d4e5f60718293a4b5c6d7e8f9/ai/v1",
     ],
 )
-def test_an_address(url: str) -> None:
+def test_a_valid_address_is_accepted_unchanged(url: str) -> None:
     assert checked_address(url, "url", "", "") == url
 
 
-def test_what_is_shown_of_an_address() -> None:
+def test_shown_addresses_contain_no_secrets() -> None:
     assert shown_url("https://me:hunter2@host:1/v1/?key=hunter2#hunter2") == "https://host:1/v1"
     assert "hunter2" not in shown_url("http://[::1?hunter2")

@@ -1,4 +1,4 @@
-"""Which errors mean that memory ran out."""
+"""Recognition of errors that mean that memory ran out."""
 
 import errno
 
@@ -27,7 +27,7 @@ def caused(error: Exception, cause: BaseException) -> Exception:
     ],
     ids=str,
 )
-def test_what_says_so_is_found(error: Exception, said: str) -> None:
+def test_errors_of_exhausted_memory_are_recognised(error: Exception, said: str) -> None:
     assert said in str(out_of_memory_message(error))
 
 
@@ -42,11 +42,11 @@ def test_what_says_so_is_found(error: Exception, said: str) -> None:
     ],
     ids=str,
 )
-def test_what_says_something_else_is_left_alone(error: Exception) -> None:
+def test_other_errors_are_not_recognised(error: Exception) -> None:
     assert out_of_memory_message(error) is None
 
 
-def test_what_was_hidden_says_nothing() -> None:
+def test_a_suppressed_cause_is_ignored() -> None:
     try:
         try:
             raise MemoryError
@@ -56,5 +56,5 @@ def test_what_was_hidden_says_nothing() -> None:
         assert out_of_memory_message(error) is None
 
 
-def test_nothing_in_it_moves_the_cursor() -> None:
+def test_a_memory_error_message_is_printable() -> None:
     assert format_memory_error("a\x1b[2Jb").isprintable()

@@ -1,4 +1,4 @@
-"""Readers of run and model folders open regular files inside the folder, of bounded size."""
+"""Readers of run and model folders open only regular files of bounded size inside the folder."""
 
 import json
 import os
@@ -24,7 +24,9 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("strange", [link, endless])
-def test_nothing_outside_the_folder_is_read(strange: Strange, run: Path, tmp_path: Path) -> None:
+def test_links_to_files_outside_the_folder_are_refused(
+    strange: Strange, run: Path, tmp_path: Path
+) -> None:
     strange(run / "manifest.json", tmp_path / "outside")
     with pytest.raises(ConfigError, match="inside this folder"):
         load_manifest(run)
@@ -45,7 +47,7 @@ def test_pipes_and_files_of_absurd_size_are_refused(run: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["../letters", "/etc/hostname", "a/../../letters"])
-def test_a_name_stays_inside_its_folder(name: str, run: Path, tmp_path: Path) -> None:
+def test_a_name_that_leaves_its_folder_is_refused(name: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / "letters").write_text("Dear friend")
     with pytest.raises(ConfigError, match="inside this folder"):
         open_inside(run, name)
@@ -55,13 +57,13 @@ def test_a_name_stays_inside_its_folder(name: str, run: Path, tmp_path: Path) ->
         load_manifest(run)
 
 
-def test_a_missing_file_is_missing(run: Path) -> None:
+def test_a_missing_file_raises_file_not_found(run: Path) -> None:
     for name in ("nothing", "nothing/here"):
         with pytest.raises(FileNotFoundError):
             read_inside(run, name)
 
 
-def test_the_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
+def test_the_run_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(run)
     assert load_manifest(tmp_path / "linked").parts == ()
     reject_special_files(tmp_path / "linked")
@@ -69,7 +71,7 @@ def test_the_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
         reject_special_files(tmp_path / "linked", linked=False)
 
 
-def test_what_a_person_names_may_be_a_link_or_a_shell_s_stream(tmp_path: Path) -> None:
+def test_a_file_named_by_the_user_may_be_a_link_or_a_shell_stream(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("name: x")
     (tmp_path / "linked").symlink_to(tmp_path / "file")
     assert read_named(tmp_path / "linked") == b"name: x"
@@ -82,7 +84,7 @@ def test_what_a_person_names_may_be_a_link_or_a_shell_s_stream(tmp_path: Path) -
         read_named(Path("/dev/zero"))
 
 
-def test_a_journal_from_elsewhere_is_read_as_far_as_it_is_one(tmp_path: Path) -> None:
+def test_invalid_lines_of_a_journal_are_skipped(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     event = Event("key", "annotate", "done", totals={"pairs": 3})
     journal.note(event)
@@ -91,14 +93,14 @@ def test_a_journal_from_elsewhere_is_read_as_far_as_it_is_one(tmp_path: Path) ->
     assert list(journal.events()) == [event]
 
 
-def test_heads_are_no_pipe(tmp_path: Path) -> None:
+def test_a_pipe_as_reward_model_heads_is_refused(tmp_path: Path) -> None:
     pipe(tmp_path / "heads.safetensors", tmp_path / "outside")
     with pytest.raises(ConfigError, match="is a pipe"):
         Heads.load(tmp_path / "heads.safetensors")
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"step": "1"}', '{"step": 1, "kl": "x"}'])
-def test_a_curve_from_elsewhere_is_one_or_is_refused(line: str, tmp_path: Path) -> None:
+def test_an_invalid_training_curve_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": NaN}}\n{line}\n')
     with pytest.raises(StorageError, match="cannot read the curve of the training"):
         read_metrics(tmp_path)

@@ -1,4 +1,4 @@
-"""Which names are those of secrets, and what is kept of a command line."""
+"""Recognition of names of secrets, and redaction of command lines."""
 
 import pytest
 
@@ -17,14 +17,14 @@ NOT_SECRET = (
 )
 
 
-def test_which_names_are_those_of_secrets() -> None:
+def test_names_of_secrets_are_recognised() -> None:
     for name in SECRET.split():
         assert names_secret(name), name
     for name in (*flat(Recipe(name="run").model_dump(mode="json")), *NOT_SECRET.split()):
         assert not names_secret(name), name
 
 
-def test_of_a_command_line_no_secret_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_redacted_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [
         *("branchwise", "annotate", "--config", "a.yaml"),
         *("--set", "seed=1", "--set", "policy.base_url=http://me:hunter2@host/v1?key=hunter2"),

@@ -5,7 +5,7 @@ import pytest
 from base.step_messages import StepMessages, format_duration
 
 
-def test_a_message_comes_at_most_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_at_least_half_a_minute_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, lines = [0.0], list[str]()
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     messages = StepMessages(lines.append, "steps", 100, before=20, started=0.0)
@@ -20,5 +20,5 @@ def test_a_message_comes_at_most_every_half_minute(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("seconds", "text"), [(None, "–"), (0, "0:00"), (75.9, "1:15"), (3661, "1:01:01")]
 )
-def test_durations(seconds: float | None, text: str) -> None:
+def test_durations_are_formatted(seconds: float | None, text: str) -> None:
     assert format_duration(seconds) == text

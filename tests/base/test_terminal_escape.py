@@ -1,4 +1,4 @@
-"""Text that a terminal might act on, spelled out, and what is left as it is."""
+"""Escapes for text that could control a terminal; other text stays unchanged."""
 
 import io
 import json
@@ -29,14 +29,14 @@ ACTED_ON = re.compile(
 
 
 @given(ANY)
-def test_a_field_is_one_line_that_nothing_acts_on(text: str) -> None:
+def test_an_escaped_field_is_one_line_without_control_characters(text: str) -> None:
     assert not ACTED_ON.search(inert(text))
     assert len(inert(text).splitlines()) <= 1
     assert inert(inert(text)) == inert(text)
 
 
 @given(ANY)
-def test_lines_stay_lines(text: str) -> None:
+def test_line_breaks_are_kept_by_inert_lines(text: str) -> None:
     assert inert_lines(text).split("\n") == [inert(line) for line in text.split("\n")]
 
 
@@ -51,7 +51,7 @@ def test_lines_stay_lines(text: str) -> None:
         ("日本 العربية − ≥ │", None),
     ],
 )
-def test_what_is_spelled_out(text: str, shown: str | None) -> None:
+def test_only_control_and_invisible_characters_are_escaped(text: str, shown: str | None) -> None:
     assert inert(text) == (text if shown is None else shown)
 
 
@@ -65,25 +65,25 @@ values = st.recursive(
 
 
 @given(values, st.sampled_from([None, 2]), st.booleans())
-def test_json_means_what_it_meant(value: object, indent: int | None, escaped: bool) -> None:
+def test_escaped_json_has_the_same_value(value: object, indent: int | None, escaped: bool) -> None:
     text = inert_json(json.dumps(value, indent=indent, ensure_ascii=escaped))
     assert not ACTED_ON.search(text.replace("\n", ""))
-    # As JSON reads it: two halves that stand side by side are one character.
+    # Compared after a round trip, because JSON joins two adjacent surrogates to one character.
     assert json.loads(text) == json.loads(json.dumps(value))
 
 
 @given(st.dictionaries(st.text(), st.text()))
-def test_yaml_means_what_it_meant(value: dict[str, str]) -> None:
+def test_escaped_yaml_has_the_same_value(value: dict[str, str]) -> None:
     text = inert_yaml(value)
     assert not ACTED_ON.search(text.replace("\n", ""))
     assert yaml.safe_load(text) == value
 
 
-def test_yaml_that_can_be_shown_is_readable() -> None:
+def test_printable_yaml_is_not_escaped() -> None:
     assert inert_yaml({"b": "日本", "a": 1}) == "b: 日本\na: 1\n"
 
 
-def test_streams_are_guarded_once_and_spell_out_what_they_cannot_hold(
+def test_streams_are_guarded_once_and_escape_unencodable_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("stdout", "stderr"):
@@ -101,7 +101,7 @@ def test_streams_are_guarded_once_and_spell_out_what_they_cannot_hold(
     assert guarded.buffer.getvalue() == b"\xe9 \\u65e5 \\x1b[2J\na\\rb\n"
 
 
-def test_a_process_without_streams_has_none_to_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_streams_accepts_a_process_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_COLORS", "1")
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)

@@ -1,4 +1,4 @@
-"""The stepping thread, with a pipeline that ends a generation only when it is told to."""
+"""The batching thread, with a scripted pipeline instead of OpenVINO."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from engines.embedded.batching import BatchingThread
 
 
 class Text(bytes):
-    """Stands for a tensor of token ids."""
+    """Stand-in for a tensor of token ids."""
 
     @property
     def data(self) -> "Text":
@@ -46,7 +46,7 @@ class ScriptedHandle:
 
 
 class ScriptedPipeline:
-    """Finishes "now" at the next step, "never" not at all; refuses "bad", breaks on "break"."""
+    """Finishes "now" at the next step and "never" not at all; refuses "bad", fails on "break"."""
 
     def __init__(self) -> None:
         self.handles: dict[str, ScriptedHandle] = {}
@@ -98,7 +98,7 @@ async def test_outputs_reach_their_own_futures_in_batches(pipeline: ScriptedPipe
     thread.close()
 
 
-async def test_cancelled_task_frees_its_place(pipeline: ScriptedPipeline) -> None:
+async def test_a_cancelled_task_frees_its_slot(pipeline: ScriptedPipeline) -> None:
     thread = BatchingThread(pipeline, max_batch=1)
     endless = asyncio.ensure_future(asyncio.wrap_future(thread.submit(text("never"), None)))
     await asyncio.to_thread(pipeline.stepped.wait)
@@ -108,7 +108,7 @@ async def test_cancelled_task_frees_its_place(pipeline: ScriptedPipeline) -> Non
     thread.close()
 
 
-async def test_refused_request_fails_alone_and_a_broken_pipeline_fails_all(
+async def test_a_refused_request_fails_alone_and_a_broken_pipeline_fails_all(
     pipeline: ScriptedPipeline,
 ) -> None:
     thread = BatchingThread(pipeline, max_batch=4)
@@ -124,21 +124,21 @@ async def test_refused_request_fails_alone_and_a_broken_pipeline_fails_all(
         thread.submit(text("now"), None)
 
 
-async def test_close_leaves_nobody_waiting(pipeline: ScriptedPipeline) -> None:
+async def test_close_cancels_all_waiting_requests(pipeline: ScriptedPipeline) -> None:
     thread = BatchingThread(pipeline, max_batch=1)
     futures = [thread.submit(text("never"), None), thread.submit(text("never too"), None)]
     thread.close()
     assert all(future.cancelled() for future in futures)
 
 
-async def test_a_prompt_that_is_being_read_is_read_once(pipeline: ScriptedPipeline) -> None:
-    """Further draws of it come when the cache has it; other prompts do not wait for them."""
+async def test_draws_of_one_prompt_wait_for_its_prefill(pipeline: ScriptedPipeline) -> None:
+    """Further draws start when the prompt is in the cache; other prompts do not wait for them."""
     thread = BatchingThread(pipeline, max_batch=4)
     draws = [asyncio.wrap_future(thread.submit(text("slow"), None)) for _ in range(3)]
     assert await asyncio.wrap_future(thread.submit(text("now"), None)) == "now"
     assert pipeline.added == ["slow", "now"]
     pipeline.handles["slow"].has_begun = True
-    for more in ("now too", "now again"):  # the thread looks once a step
+    for more in ("now too", "now again"):  # the thread checks once per step
         assert await asyncio.wrap_future(thread.submit(text(more), None)) == more
     assert pipeline.added.count("slow") == 3
     thread.close()
@@ -146,7 +146,7 @@ async def test_a_prompt_that_is_being_read_is_read_once(pipeline: ScriptedPipeli
     assert all(draw.cancelled() for draw in draws)
 
 
-async def test_draws_that_wait_for_a_prompt_survive_the_end_of_the_first(
+async def test_draws_that_wait_for_a_prompt_run_after_the_first_draw_ends(
     pipeline: ScriptedPipeline,
 ) -> None:
     thread = BatchingThread(pipeline, max_batch=2)
@@ -156,8 +156,8 @@ async def test_draws_that_wait_for_a_prompt_survive_the_end_of_the_first(
     thread.close()
 
 
-async def test_outputs_are_finished_on_the_thread_that_steps() -> None:
-    """OpenVINO decodes during a step, and concurrent use of its decoder can end in a deadlock."""
+async def test_outputs_are_postprocessed_on_the_stepping_thread() -> None:
+    """OpenVINO decodes during a step, and concurrent use of its decoder can deadlock."""
     threads: list[str] = []
 
     def finish(output: str) -> str:

@@ -3,15 +3,15 @@
 from engines.endpoint.breaker import CircuitBreaker
 
 
-def broken(threshold: int = 3) -> CircuitBreaker:
-    """One that has just opened, at time 0."""
+def open_breaker(threshold: int = 3) -> CircuitBreaker:
+    """Returns a circuit breaker that has just opened, at time 0."""
     breaker = CircuitBreaker(first_pause_s=1.0, longest_pause_s=60.0, patience_s=600.0)
     opened = [breaker.record_failure("no", 0.0, threshold) for _ in range(threshold)]
     assert opened == [False] * (threshold - 1) + [True]
     return breaker
 
 
-def test_an_answer_between_failures_keeps_it_closed() -> None:
+def test_a_success_between_failures_keeps_the_breaker_closed() -> None:
     breaker = CircuitBreaker(1.0, 60.0, 600.0)
     for at in range(50):
         assert not breaker.record_failure("no", float(at), 3)
@@ -21,7 +21,7 @@ def test_an_answer_between_failures_keeps_it_closed() -> None:
 
 
 def test_pauses_between_probes_double_up_to_the_longest() -> None:
-    breaker, pauses, now = broken(), [], 0.0
+    breaker, pauses, now = open_breaker(), [], 0.0
     for _ in range(9):
         pauses.append(breaker.probe_at - now)
         now = breaker.probe_at
@@ -29,15 +29,15 @@ def test_pauses_between_probes_double_up_to_the_longest() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_failures_of_calls_from_before_lengthen_no_pause() -> None:
-    breaker = broken()
+def test_failures_of_calls_in_flight_do_not_lengthen_the_pause() -> None:
+    breaker = open_breaker()
     for _ in range(5):
         assert not breaker.record_failure("no", 0.5, 3)
     assert breaker.probe_at == 1.0
 
 
-def test_an_answer_closes_it_and_the_next_time_begins_anew() -> None:
-    breaker = broken()
+def test_a_success_closes_the_breaker_and_resets_its_pause() -> None:
+    breaker = open_breaker()
     breaker.record_failure("no", 1.0, 3, probe=True)
     assert breaker.record_success(43.0) == 43.0
     assert not breaker.is_open
@@ -46,8 +46,8 @@ def test_an_answer_closes_it_and_the_next_time_begins_anew() -> None:
     assert breaker.probe_at == 51.0
 
 
-def test_it_gives_up_after_failures_alone_for_as_long_as_patience_goes() -> None:
-    breaker = broken()
+def test_the_breaker_gives_up_when_all_calls_fail_for_patience_s() -> None:
+    breaker = open_breaker()
     breaker.record_failure("still no", 599.0, 3, probe=True)
     given_up = [breaker.given_up]
     breaker.record_failure("still no", 600.0, 3, probe=True)
@@ -57,13 +57,13 @@ def test_it_gives_up_after_failures_alone_for_as_long_as_patience_goes() -> None
     assert not breaker.given_up
 
 
-def test_a_time_when_nobody_asked_is_no_failing() -> None:
-    breaker = broken()
+def test_time_without_calls_does_not_count_as_failing() -> None:
+    breaker = open_breaker()
     breaker.record_failure("no", 5000.0, 3)
     assert not breaker.given_up
 
 
-def test_two_failures_far_apart_prove_nothing() -> None:
+def test_two_failures_far_apart_do_not_make_it_give_up() -> None:
     breaker = CircuitBreaker(1.0, 60.0, patience_s=600.0)
     breaker.record_failure("slow", 0.0, 8)
     breaker.record_failure("slow", 600.0, 8)

@@ -1,4 +1,4 @@
-"""Replies of any shape: a completion or a worded error, never anything else."""
+"""Replies of any shape give a completion or an error with a message."""
 
 import copy
 import json
@@ -25,12 +25,12 @@ IDS = ids_completion({"prompt": PROMPT}, "Paris")
 WHOLE = completion("Paris", usage={"prompt_tokens": 3, "prompt_tokens_details": {}})
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of everything inside `value`."""
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Returns the path of every value inside `value`."""
     inner: Any = enumerate(value) if isinstance(value, list) else ()
     if isinstance(value, dict):
         inner = value.items()
-    return [path for key, one in inner for path in ((*at, key), *places(one, (*at, key)))]
+    return [path for key, one in inner for path in ((*at, key), *paths(one, (*at, key)))]
 
 
 def read(reply: Any) -> None:
@@ -47,11 +47,11 @@ def read(reply: Any) -> None:
 
 @settings(deadline=None)
 @given(JSON)
-def test_any_json(reply: Any) -> None:
+def test_any_json_gives_a_completion_or_an_error(reply: Any) -> None:
     read(reply)
 
 
-def with_odd(whole: dict[str, Any], place: tuple[Any, ...], odd: Any) -> dict[str, Any]:
+def with_replaced(whole: dict[str, Any], place: tuple[Any, ...], odd: Any) -> dict[str, Any]:
     reply = copy.deepcopy(whole)
     inner: Any = reply
     for key in place[:-1]:
@@ -61,17 +61,19 @@ def with_odd(whole: dict[str, Any], place: tuple[Any, ...], odd: Any) -> dict[st
 
 
 @settings(deadline=None)
-@given(st.sampled_from(places(WHOLE)), JSON)
-def test_a_reply_with_anything_in_the_place_of_anything(place: tuple[Any, ...], odd: Any) -> None:
-    read(with_odd(WHOLE, place, odd))
+@given(st.sampled_from(paths(WHOLE)), JSON)
+def test_a_reply_with_any_field_replaced_gives_a_completion_or_an_error(
+    place: tuple[Any, ...], odd: Any
+) -> None:
+    read(with_replaced(WHOLE, place, odd))
 
 
 @settings(deadline=None)
-@given(st.sampled_from(places(IDS)), JSON)
-def test_ids_of_any_shape_are_whole_or_an_error(place: tuple[Any, ...], odd: Any) -> None:
+@given(st.sampled_from(paths(IDS)), JSON)
+def test_token_ids_of_any_shape_are_complete_or_an_error(place: tuple[Any, ...], odd: Any) -> None:
     try:
         said = read_ids_reply(
-            with_odd(IDS, place, odd), REQUEST, tuple(PROMPT), url="here", model="asked"
+            with_replaced(IDS, place, odd), REQUEST, tuple(PROMPT), url="here", model="asked"
         )
     except (UnreadableReply, EndpointError):
         return

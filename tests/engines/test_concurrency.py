@@ -1,4 +1,4 @@
-"""The limit on calls under way: when it grows, and when it is cut."""
+"""The limit on calls in flight: when it grows, and when it is cut."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from engines.endpoint.concurrency import AdaptiveLimit
 
 
 def succeed(limit: AdaptiveLimit, calls: int) -> None:
-    """So many calls, each succeeding while all slots are taken."""
+    """Makes `calls` successful calls, each while all slots are taken."""
     for _ in range(calls):
         slots = [limit.take() for _ in range(limit.limit - limit.under_way)]
         limit.succeeded(slots[0])
@@ -21,7 +21,7 @@ def overload(limit: AdaptiveLimit) -> bool:
     return fresh
 
 
-def test_slow_start_up_to_the_most_and_never_beyond() -> None:
+def test_the_limit_grows_to_its_maximum_and_not_beyond() -> None:
     limit = AdaptiveLimit(100, first=32)
     succeed(limit, 8)
     assert limit.limit == 40
@@ -30,7 +30,7 @@ def test_slow_start_up_to_the_most_and_never_beyond() -> None:
     assert AdaptiveLimit(4).limit == 4
 
 
-def test_what_is_not_used_does_not_grow() -> None:
+def test_a_limit_that_is_not_used_up_does_not_grow() -> None:
     limit = AdaptiveLimit(100, first=32)
     for _ in range(50):
         slots = [limit.take() for _ in range(31)]
@@ -40,19 +40,19 @@ def test_what_is_not_used_does_not_grow() -> None:
     assert limit.limit == 32
 
 
-def test_one_cut_an_episode_and_slow_growth_after_it() -> None:
+def test_an_overload_cuts_the_limit_once_and_slows_its_growth() -> None:
     limit = AdaptiveLimit(100, first=32)
     slots = [limit.take() for _ in range(32)]
     assert [limit.overloaded(slot) for slot in slots] == [True] + [False] * 31
     assert limit.limit == 16
-    for slot in slots:  # they started before the cut, and say nothing of the new limit
+    for slot in slots:  # they started before the cut, so they do not raise the new limit
         limit.succeeded(slot)
     assert limit.limit == 16
     for _slot in slots:
         limit.give_back()
     succeed(limit, 17)
-    assert limit.limit == 17, "one more for as many successes as there are slots"
-    assert overload(limit), "a call of after the cut begins a new episode"
+    assert limit.limit == 17, "the limit grows by one per as many successes as slots"
+    assert overload(limit), "an overload of a call made after the cut counts as a new one"
     assert limit.limit == 8
 
 
@@ -63,7 +63,7 @@ def test_a_limit_is_at_least_one() -> None:
 
 
 @pytest.mark.parametrize("troubles", [1, 5])
-def test_trouble_pauses_growth_and_cuts_nothing(troubles: int) -> None:
+def test_errors_pause_growth_without_a_cut(troubles: int) -> None:
     limit = AdaptiveLimit(100, first=16)
     for _ in range(troubles):
         limit.record_error()

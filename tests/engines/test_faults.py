@@ -1,4 +1,4 @@
-"""What the client raises, told apart; and the pauses that servers ask for."""
+"""Classification of client errors, and the pauses that servers request."""
 
 import ssl
 import time
@@ -29,7 +29,7 @@ def answered(status: int, **headers: str) -> Exception:
     ("status", "kind"),
     [(429, "overload"), (503, "overload"), (529, "overload"), (500, "trouble"), (502, "trouble")],
 )
-def test_kinds_of_passing_faults(status: int, kind: FaultKind) -> None:
+def test_transient_faults_are_classified_by_status(status: int, kind: FaultKind) -> None:
     fault = answered(status)
     assert isinstance(fault, TransientError)
     assert fault.kind == kind
@@ -38,7 +38,7 @@ def test_kinds_of_passing_faults(status: int, kind: FaultKind) -> None:
 @pytest.mark.parametrize(
     ("status", "fatal"), [(400, False), (422, False), (401, True), (402, True)]
 )
-def test_faults_that_do_not_pass(status: int, fatal: bool) -> None:
+def test_permanent_faults_are_fatal_by_status(status: int, fatal: bool) -> None:
     fault = answered(status)
     assert isinstance(fault, EndpointError)
     assert fault.fatal == fatal
@@ -51,7 +51,7 @@ def test_only_an_untrusted_certificate_is_fatal_among_tls_faults(at_connect: boo
     import openai
     from aiohttp.client_reqrep import ConnectionKey
 
-    def in_words(cause: Exception) -> Exception:
+    def to_error(cause: Exception) -> Exception:
         fault = openai.APIConnectionError(request=httpx2.Request("POST", "https://server"))
         fault.__cause__ = cause
         return to_endpoint_error(fault, url="https://server/v1", key=None, key_env="KEY")
@@ -65,16 +65,16 @@ def test_only_an_untrusted_certificate_is_fatal_among_tls_faults(at_connect: boo
     if at_connect:
         network = aiohttp.ClientConnectorSSLError(key, torn)
         certificate = aiohttp.ClientConnectorCertificateError(key, untrusted)
-    passing = in_words(network)
+    passing = to_error(network)
     assert isinstance(passing, TransientError)
     assert passing.kind == ("refused" if at_connect else "trouble")
     assert "certificate" not in str(passing)
-    lasting = in_words(certificate)
+    lasting = to_error(certificate)
     assert isinstance(lasting, EndpointError) and lasting.fatal
     assert "SSL_CERT_FILE" in str(lasting)
 
 
-def test_a_date_goes_by_the_clock_of_the_server() -> None:
+def test_a_retry_after_date_is_relative_to_the_server_clock() -> None:
     wrong = answered(
         429, Date=formatdate(NOON, usegmt=True), Retry_After=formatdate(NOON + 45, usegmt=True)
     )
@@ -92,7 +92,7 @@ def test_a_date_goes_by_the_clock_of_the_server() -> None:
         ("0", 0.0),
         ("1.5", 1.5),
         (formatdate(NOON + 30, usegmt=True), 30.0),
-        (formatdate(NOON + 30).replace("-0000", ""), 30.0),  # names no time zone
+        (formatdate(NOON + 30).replace("-0000", ""), 30.0),  # without a time zone
         (formatdate(NOON - 30, usegmt=True), 0.0),
         ("", None),
         ("-1", None),
@@ -104,7 +104,9 @@ def test_a_date_goes_by_the_clock_of_the_server() -> None:
         ("Sat, 01 Jan 0000 00:00:00 -9999", None),
     ],
 )
-def test_retry_after(header: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_is_parsed_to_seconds(
+    header: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("TZ", "America/New_York")
         time.tzset()

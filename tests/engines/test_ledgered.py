@@ -1,4 +1,4 @@
-"""The ledgered engine: every draw its own call, no call twice, stored before use."""
+"""The ledgered engine: every draw is a call of its own, made once and stored before use."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def tokens_of(completion: Completion) -> Tokens:
 
 
 class CountingEngine:
-    """Answers with the number of the call; `script` may raise, or wait."""
+    """Answers with the number of the call; waits for `gate` and raises `error` if they are set."""
 
     model = "counting"
     digest = "digest"
@@ -73,7 +73,7 @@ class CountingEngine:
         return None
 
 
-async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
+async def test_draws_are_separate_calls_and_a_replay_makes_none(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine(lambda number: f"cut {number} \ud83d")
         ledgered = LedgeredEngine(engine, ledger, Price(input=1, cached=0.5, output=2))
@@ -81,13 +81,15 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         assert sorted(c.text for c in first) == ["cut 1 \ufffd", "cut 2 \ufffd", "cut 3 \ufffd"]
         assert [r.identity.draw for r in engine.asked] == [0, 1, 2]
         assert ledger.totals().cost_usd == pytest.approx(3 * (60 + 20 + 20) / 1e6)
-        assert {tokens_of(one) for one in first} == {(None, None, None)}, "nobody asked for them"
+        assert {tokens_of(one) for one in first} == {(None, None, None)}, (
+            "no token ids were requested"
+        )
     with Ledger(tmp_path / "l") as ledger:
         silent = CountingEngine()
         resumed = LedgeredEngine(silent, ledger)
         assert await asyncio.gather(*map(resumed.sample, DRAWS)) == first
         assert silent.asked == []
-        # Another place in the tree, other messages or another engine are other calls.
+        # Another node, another prefix or another engine makes a new call.
         other_place = replace(REQUEST, identity=replace(REQUEST.identity, path="tree/1"))
         other_prompt = replace(REQUEST, prefix=("<answer>",))
         assert (await resumed.sample(other_place)).text == "1"
@@ -104,7 +106,7 @@ LOGPROBS = st.lists(st.floats(-9999, 0), max_size=9).map(tuple)
 
 @settings(max_examples=25)
 @given(prompt=IDS, ids=IDS, logprobs=st.none() | LOGPROBS)
-def test_tokens_are_the_same_fresh_and_replayed(
+def test_token_ids_are_equal_when_replayed(
     prompt: tuple[int, ...], ids: tuple[int, ...], logprobs: tuple[float, ...] | None
 ) -> None:
     asked = replace(REQUEST, tokens=True)
@@ -124,7 +126,7 @@ def test_tokens_are_the_same_fresh_and_replayed(
     assert fresh.logprobs == (logprobs and pytest.approx(logprobs, rel=1e-6, abs=1e-37))
 
 
-async def test_tokens_that_were_not_stored_are_missed_in_words(tmp_path: Path) -> None:
+async def test_a_replay_without_stored_token_ids_raises_storage_error(tmp_path: Path) -> None:
     asked = replace(REQUEST, tokens=True)
     with Ledger(tmp_path / "l") as ledger:
         ledgered = LedgeredEngine(CountingEngine(), ledger)
@@ -132,14 +134,16 @@ async def test_tokens_that_were_not_stored_are_missed_in_words(tmp_path: Path) -
             ledgered.sample(REQUEST), ledgered.sample(asked), return_exceptions=True
         )
         assert isinstance(plain, Completion)
-        assert isinstance(missed, StorageError), "it shares the call of the one that wants none"
+        assert isinstance(missed, StorageError), (
+            "it shares the call of the request without token ids"
+        )
         with pytest.raises(StorageError, match=r"'tree/0' of question 'q1' .* without token ids"):
             await ledgered.sample(asked)
         assert await ledgered.sample(REQUEST) == plain
         assert ledger.totals().calls == 1
 
 
-async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:
+async def test_a_reply_is_stored_before_it_is_returned(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         ledgered = LedgeredEngine(engine, ledger)
@@ -153,14 +157,14 @@ async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:
         assert ledger.totals().calls == 2
 
 
-async def test_equal_calls_at_one_time_are_one_call(tmp_path: Path) -> None:
+async def test_equal_concurrent_calls_share_one_request(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         engine.gate = asyncio.Event()
         ledgered = LedgeredEngine(engine, ledger)
         asking = [asyncio.create_task(ledgered.sample(REQUEST)) for _ in range(4)]
         await engine.reached.get()
-        # The one that made the call is cancelled: another takes over, nobody hangs.
+        # The task that made the call is cancelled; another one takes over, and none hangs.
         asking[0].cancel()
         await engine.reached.get()
         engine.gate.set()
@@ -170,7 +174,7 @@ async def test_equal_calls_at_one_time_are_one_call(tmp_path: Path) -> None:
         assert len(engine.asked) == 2
 
 
-async def test_a_failed_call_is_noted_and_made_again(tmp_path: Path) -> None:
+async def test_a_failed_call_is_recorded_and_repeated(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         engine.error = EndpointError("it broke", attempts=4)
@@ -187,7 +191,7 @@ async def test_a_failed_call_is_noted_and_made_again(tmp_path: Path) -> None:
         assert ledger.totals().calls == 1
 
 
-async def test_a_spent_budget_stops_new_calls_not_replays(tmp_path: Path) -> None:
+async def test_a_spent_budget_stops_new_calls_but_not_replays(tmp_path: Path) -> None:
     def spent() -> None:
         if ledger.totals().calls:
             raise BudgetExceeded("limits.max_tokens 10 reached")
@@ -218,7 +222,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_run_killed_at_the_first_use_has_paid_once(tmp_path: Path) -> None:
+async def test_a_run_killed_after_its_first_call_does_not_repeat_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     folders = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
     killed = await asyncio.to_thread(

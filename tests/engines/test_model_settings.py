@@ -1,4 +1,4 @@
-"""The name of the variable with an API key: never the key itself."""
+"""`api_key_env` takes the name of an environment variable, not an API key."""
 
 import pytest
 
@@ -14,11 +14,11 @@ from engines.settings import ModelSettings
         "a1" * 32,  # Together
     ],
 )
-def test_a_key_is_not_taken_for_the_name_of_a_variable(key: str) -> None:
+def test_an_api_key_is_not_accepted_as_the_name_of_a_variable(key: str) -> None:
     with pytest.raises(ValueError, match="not the name of an environment variable"):
         ModelSettings(api_key_env=key)
 
 
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "FW_KEY_2", "key", "AIZA_KEY"])
-def test_names_of_variables_are_accepted(name: str) -> None:
+def test_variable_names_are_accepted(name: str) -> None:
     assert ModelSettings(api_key_env=name).api_key_env == name

@@ -65,7 +65,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
 
 
-async def test_a_draw_says_what_was_asked_and_reads_what_was_answered() -> None:
+async def test_sample_sends_all_settings_and_parses_the_reply() -> None:
     usage = {
         "prompt_tokens": 40,
         "completion_tokens": 5,
@@ -93,7 +93,7 @@ async def test_a_draw_says_what_was_asked_and_reads_what_was_answered() -> None:
     assert not [h for h in server.headers[0] if h.lower() == "x-stainless-os"]
 
 
-async def test_seeds_are_stable_by_call_and_differ_by_draw() -> None:
+async def test_seeds_are_stable_per_call_and_differ_per_draw() -> None:
     async with FakeEndpoint() as server, engine(server.base_url) as policy:
         for draw in (0, 1, 2, 2):
             await policy.sample(draws(3)[draw])
@@ -116,13 +116,15 @@ async def test_seeds_are_stable_by_call_and_differ_by_draw() -> None:
         (completion("x" * 65_536), "x" * 65_536, "stop", "stop"),
     ],
 )
-async def test_odd_replies(body: dict[str, Any], text: str, finish: str, stop: str) -> None:
+async def test_unusual_replies_are_parsed(
+    body: dict[str, Any], text: str, finish: str, stop: str
+) -> None:
     async with FakeEndpoint(lambda _: body) as server, engine(server.base_url) as policy:
         said = await policy.sample(REQUEST)
     assert (said.text, said.finish_reason, said.stop_reason) == (text, finish, stop)
 
 
-async def test_vllm_is_found_out_and_constrained() -> None:
+async def test_vllm_is_detected_and_gets_structured_outputs() -> None:
     request = replace(REQUEST, structure=Structure("regex", "a|b"))
     async with FakeEndpoint(owned_by="vllm") as server, engine(server.base_url) as policy:
         assert policy.capabilities.structured_output
@@ -130,7 +132,7 @@ async def test_vllm_is_found_out_and_constrained() -> None:
     assert server.requests[0]["structured_outputs"] == {"regex": "a|b"}
 
 
-async def test_json_schema_form_and_what_a_plain_server_cannot() -> None:
+async def test_openai_gets_json_schemas_and_refuses_regexes_and_token_ids() -> None:
     schema = {"type": "object"}
     by_schema = replace(REQUEST, structure=Structure("json_schema", json.dumps(schema)))
     async with FakeEndpoint(owned_by="openai") as server, engine(server.base_url) as policy:
@@ -148,7 +150,7 @@ async def test_json_schema_form_and_what_a_plain_server_cannot() -> None:
         assert not policy.capabilities.json_schema
 
 
-async def test_a_turn_continues_by_the_ids_that_were_sampled() -> None:
+async def test_a_turn_continues_with_its_sampled_token_ids() -> None:
     said = ["<think>é</think><search>Paris</search> and so on", "It is.</answer>"]
     sampling = replace(REQUEST.sampling, max_new_tokens=99, stop=("</search>", "</answer>"))
     first = replace(REQUEST, sampling=sampling, prefix=("<think>",), tokens=True)
@@ -175,7 +177,7 @@ async def test_a_turn_continues_by_the_ids_that_were_sampled() -> None:
     )
 
 
-async def test_a_server_that_encodes_the_prompt_again_is_caught() -> None:
+async def test_a_server_that_retokenizes_the_prompt_raises_token_drift() -> None:
     def drifting(asked: dict[str, Any]) -> dict[str, Any]:
         return ids_completion(asked, "Paris", prompt_token_ids=[*asked["prompt"][:-1], 1, 2])
 
@@ -186,7 +188,7 @@ async def test_a_server_that_encodes_the_prompt_again_is_caught() -> None:
 
 
 @pytest.mark.parametrize("gone", ["prompt_token_ids", "token_ids", "logprobs"])
-async def test_a_reply_without_ids_or_logprobs_ends_the_run(gone: str) -> None:
+async def test_a_reply_without_token_ids_or_logprobs_is_fatal(gone: str) -> None:
     def script(asked: dict[str, Any]) -> dict[str, Any]:
         return ids_completion(asked, "Paris", **{gone: None})
 
@@ -196,7 +198,7 @@ async def test_a_reply_without_ids_or_logprobs_ends_the_run(gone: str) -> None:
     assert len(server.requests) == 1 and caught.value.fatal
 
 
-async def test_no_hidden_retries_and_a_bound_on_ours() -> None:
+async def test_retries_are_bounded_and_the_client_adds_none() -> None:
     async with FakeEndpoint(lambda _: failure(500)) as server, engine(server.base_url) as policy:
         with pytest.raises(EndpointError, match=r"500.*4 attempts") as caught:
             await policy.sample(REQUEST)
@@ -210,7 +212,7 @@ async def test_no_hidden_retries_and_a_bound_on_ours() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-async def test_a_request_the_server_rejects_is_not_repeated(status: int) -> None:
+async def test_a_rejected_request_is_not_retried(status: int) -> None:
     async with (
         FakeEndpoint(lambda _: failure(status, "too long")) as server,
         engine(server.base_url) as policy,
@@ -258,7 +260,7 @@ async def test_a_request_the_server_rejects_is_not_repeated(status: int) -> None
         "nothing",
     ],
 )
-async def test_what_is_no_completion_is_an_error(reply: Any) -> None:
+async def test_a_reply_that_is_not_a_completion_is_an_error(reply: Any) -> None:
     def script(_: dict[str, Any]) -> Any:
         if not isinstance(reply, web.Response):
             return web.json_response(reply)
@@ -270,7 +272,9 @@ async def test_what_is_no_completion_is_an_error(reply: Any) -> None:
     assert not caught.value.fatal
 
 
-async def test_401_names_the_variable_and_never_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_401_error_names_the_variable_but_not_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with FakeEndpoint(key="another") as server:
         policy = engine(server.base_url)
         with pytest.raises(EndpointError, match=r"401.*TEST_KEY is not valid") as caught:
@@ -280,7 +284,9 @@ async def test_401_names_the_variable_and_never_the_key(monkeypatch: pytest.Monk
         assert KEY not in f"{caught.value!r} {caught.value} {policy!r} {vars(policy)}"
         assert caught.value.__cause__ is None and caught.value.__suppress_context__
         monkeypatch.delenv("TEST_KEY")
-        monkeypatch.setenv("OPENAI_API_KEY", "another")  # must not be sent: it is not ours to use
+        monkeypatch.setenv(
+            "OPENAI_API_KEY", "another"
+        )  # must not be sent, because the settings name another variable
         with pytest.raises(EndpointError, match="TEST_KEY is not set"):
             async with policy:
                 pytest.fail("entered without a key")
@@ -305,8 +311,8 @@ async def test_an_echoed_key_is_redacted(monkeypatch: pytest.MonkeyPatch, paddin
 
 
 @pytest.mark.parametrize("drawn_before", [0, 1])
-async def test_a_prompt_that_moderation_rejects_fails_alone(drawn_before: int) -> None:
-    """OpenRouter answers 403 for it; on a resumed run it may be the first prompt."""
+async def test_a_prompt_rejected_by_moderation_fails_alone(drawn_before: int) -> None:
+    """OpenRouter answers 403 for such a prompt; it may be the first one of a resumed run."""
 
     def moderated(asked: dict[str, Any]) -> Any:
         flagged = asked["seed"] in seeds
@@ -327,7 +333,7 @@ async def test_a_prompt_that_moderation_rejects_fails_alone(drawn_before: int) -
     assert len(server.requests) == 3
 
 
-async def test_403_for_every_prompt_is_fatal() -> None:
+async def test_a_403_for_every_prompt_is_fatal() -> None:
     async with (
         FakeEndpoint(lambda _: failure(403, "not in your plan")) as server,
         engine(server.base_url) as policy,
@@ -337,7 +343,7 @@ async def test_403_for_every_prompt_is_fatal() -> None:
     assert caught.value.fatal
 
 
-async def test_a_missing_model_is_named_with_those_there_are() -> None:
+async def test_a_missing_model_error_lists_available_models() -> None:
     async with FakeEndpoint(models=("llama", "qwen")) as server, engine(server.base_url) as policy:
         with pytest.raises(
             EndpointError, match=r"does not serve the model 'policy'. Available models: llama, qwen"
@@ -349,7 +355,7 @@ async def test_a_missing_model_is_named_with_those_there_are() -> None:
     assert len(server.requests) == 2
 
 
-async def test_a_wrong_path_is_told_apart_from_a_missing_model() -> None:
+async def test_a_wrong_path_is_distinguished_from_a_missing_model() -> None:
     async with FakeEndpoint() as server:
         wrong = server.base_url.removesuffix("/v1")
         async with engine(wrong, structured_output="none") as policy:
@@ -357,7 +363,7 @@ async def test_a_wrong_path_is_told_apart_from_a_missing_model() -> None:
                 await policy.check()
 
 
-async def test_openai_s_own_endpoint_gets_its_name_of_the_limit(
+async def test_openai_gets_max_completion_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert is_openai("https://api.openai.com/v1")
@@ -371,14 +377,14 @@ async def test_openai_s_own_endpoint_gets_its_name_of_the_limit(
     assert sent["max_completion_tokens"] == 17 and "max_tokens" not in sent
 
 
-async def test_check_of_a_healthy_endpoint_draws_nothing() -> None:
+async def test_check_of_a_healthy_endpoint_makes_no_call() -> None:
     async with FakeEndpoint() as server, engine(server.base_url) as policy:
         await policy.check()
     assert server.requests == []
 
 
-async def test_a_refused_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A proxy in the environment must not come between us and a loopback server.
+async def test_a_refused_connection_is_reported_and_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Calls to a loopback server must not use a proxy from the environment.
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     with socket.socket() as closed:
@@ -392,7 +398,7 @@ async def test_a_refused_connection_is_named(monkeypatch: pytest.MonkeyPatch) ->
         assert (await policy.sample(REQUEST)).text == "Paris"
 
 
-async def test_a_silent_server_is_given_up() -> None:
+async def test_a_silent_server_times_out() -> None:
     async def hang(_: dict[str, Any]) -> str:
         await asyncio.Event().wait()
         return "never"
@@ -406,7 +412,7 @@ async def test_a_silent_server_is_given_up() -> None:
     assert len(server.requests) == 4
 
 
-async def test_a_dripping_server_is_given_up_too() -> None:
+async def test_a_server_that_sends_byte_by_byte_times_out() -> None:
     async def drip() -> AsyncIterator[bytes]:
         while True:  # a byte well within any limit on a single read
             yield b" "
@@ -437,7 +443,7 @@ async def test_cancelling_closes_the_request() -> None:
         await asyncio.wait_for(server.aborted.wait(), 5)
 
 
-async def test_at_most_so_many_calls_at_once() -> None:
+async def test_concurrency_does_not_exceed_its_maximum() -> None:
     under_way, most = 0, 0
 
     async def count(_: dict[str, Any]) -> str:
@@ -456,7 +462,7 @@ async def test_at_most_so_many_calls_at_once() -> None:
     assert most == 2
 
 
-def test_digest_is_of_endpoint_and_model() -> None:
+def test_the_digest_depends_on_endpoint_and_model() -> None:
     here = engine("http://127.0.0.1:8000/v1").digest
     assert here == engine("http://127.0.0.1:8000/v1/").digest
     assert here != engine("http://127.0.0.1:8001/v1").digest
@@ -483,7 +489,7 @@ def test_an_unusable_address_is_a_config_error(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_cost() -> None:
+def test_cost_depends_on_cached_tokens_and_price() -> None:
     usage = Usage(input_tokens=1_000_000, cached_tokens=400_000, output_tokens=100_000)
     assert cost_usd(usage, Price(input=1.0, cached=0.1, output=5.0)) == pytest.approx(1.14)
     assert cost_usd(usage, Price(input=1.0, output=5.0)) == pytest.approx(1.5)

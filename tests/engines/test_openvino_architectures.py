@@ -45,8 +45,8 @@ async def completions(engine: OpenVINOEngine) -> list[Completion]:
 
 
 @dataclass(frozen=True)
-class Read:
-    """What transformers thinks of what an engine wrote, token by token.
+class Reference:
+    """Log-probabilities that transformers gives to the tokens that an engine wrote.
 
     Attributes:
         written: Log-probability of the token that the engine wrote.
@@ -57,7 +57,7 @@ class Read:
     best: Any
 
 
-def read(model: Any, answers: list[Completion]) -> Read:
+def reference_of(model: Any, answers: list[Completion]) -> Reference:
     import torch
 
     written, best = [], []
@@ -68,7 +68,7 @@ def read(model: Any, answers: list[Completion]) -> Read:
         scores = logits.float().log_softmax(-1)
         written.append(scores[torch.arange(len(ids)), ids])
         best.append(scores.max(-1).values)
-    return Read(torch.cat(written), torch.cat(best))
+    return Reference(torch.cat(written), torch.cat(best))
 
 
 def disagreement(model: Any, answers: list[Completion]) -> float:
@@ -79,14 +79,14 @@ def disagreement(model: Any, answers: list[Completion]) -> float:
     """
     import torch
 
-    theirs = read(model, answers)
+    theirs = reference_of(model, answers)
     ours = torch.tensor([one for answer in answers for one in answer.logprobs or ()])
     wrong = (ours - theirs.written).abs().max(), (theirs.best - theirs.written).max()
     return max(map(float, wrong))
 
 
 def write_adapter(model: Any, folder: Path, base: str) -> None:
-    """A policy folder with a random adapter on all linear layers."""
+    """Writes a policy folder with a random adapter on all linear layers."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -104,7 +104,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("precision", "error"), [("f16", 0.02), ("q8_0", 0.2)])
-async def test_folders_and_their_adapters_agree_with_transformers(
+async def test_model_folders_and_adapters_agree_with_transformers(
     kind: str, precision: Precision, error: float, cache: Path
 ) -> None:
     write_tiny_model(cache / "base", kind)
@@ -119,10 +119,10 @@ async def test_folders_and_their_adapters_agree_with_transformers(
             prompt = tokenizer.apply_chat_template(turns, return_dict=False)
             assert list(answer.prompt_ids or ()) == prompt
         assert disagreement(model, answers) < error
-        assert disagreement(other, answers) > 10 * error, "the adapter changes what is said"
+        assert disagreement(other, answers) > 10 * error, "the adapter must change the replies"
 
 
-async def test_a_template_s_first_token_is_in_every_prompt_once(cache: Path) -> None:
+async def test_prompts_contain_the_template_bos_token_once(cache: Path) -> None:
     write_tiny_model(cache / "base", "llama")
     tokenizer = tiny_tokenizer("llama")
     tokenizer.bos_token = "<|endoftext|>"
@@ -138,7 +138,7 @@ async def test_a_template_s_first_token_is_in_every_prompt_once(cache: Path) -> 
         assert list(prompt_ids([Message("user", text)], tokenizer)) == prompt
 
 
-async def test_a_gguf_file_is_a_base_like_its_folder(cache: Path) -> None:
+async def test_an_adapter_on_a_gguf_file_agrees_with_transformers(cache: Path) -> None:
     for kind in KINDS:
         folder, file = cache / kind, cache / f"{kind}.gguf"
         sizes = {"head_dim": 128} if kind == "qwen3" else {}  # transformers expects it in a GGUF
@@ -149,7 +149,7 @@ async def test_a_gguf_file_is_a_base_like_its_folder(cache: Path) -> None:
         assert disagreement(trained, await completions(engine)) < 0.02
 
 
-async def test_rows_in_the_wrong_order_and_lost_biases_are_noticed(
+async def test_wrong_row_order_and_lost_biases_cause_disagreement(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in KINDS:

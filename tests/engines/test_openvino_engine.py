@@ -1,4 +1,4 @@
-"""What the embedded engine promises beside parity: constraints, prefixes, stops, cancelling."""
+"""Behaviour of the embedded engine except parity: constraints, prefixes, stops, cancelling."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ def engine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> OpenVINOEngine:
     return embedded_engine(ModelSettings(model="packaged", precision="q8_0"))
 
 
-def asked(
+def request(
     messages: tuple[Message, ...] = COUNT,
     sampling: Sampling | None = None,
     *,
@@ -45,7 +45,7 @@ def asked(
     return SampleRequest(messages, sampling or greedy, identity, structure, prefix)
 
 
-async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -> None:
+async def test_engine_serves_constraints_prefixes_stops_and_errors(engine: OpenVINOEngine) -> None:
     protocol, state = ReasonRAG(), State("Which country is Lima in?")
     structure = protocol.structure(state, last=False)
     hot = Sampling(temperature=1.5, max_new_tokens=96)
@@ -53,25 +53,25 @@ async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -
     async with engine:
         constrained = await asyncio.gather(
             *(
-                engine.sample(asked(messages, hot, path=f"draw {draw}", structure=structure))
+                engine.sample(request(messages, hot, path=f"draw {draw}", structure=structure))
                 for draw in range(8)
             )
         )
         free, begun = (
-            await engine.sample(asked()),
-            await engine.sample(asked(prefix=("One, two,",))),
+            await engine.sample(request()),
+            await engine.sample(request(prefix=("One, two,",))),
         )
         stop = Sampling(temperature=0, top_p=1, max_new_tokens=24, stop=("four",))
-        stopped = await engine.sample(asked(sampling=stop, prefix=("One, two,",)))
+        stopped = await engine.sample(request(sampling=stop, prefix=("One, two,",)))
         with pytest.raises(EndpointError, match=r"exceed the context of .* \(8192 tokens\)"):
-            await engine.sample(asked((Message("user", "word " * 9000),)))
+            await engine.sample(request((Message("user", "word " * 9000),)))
         with pytest.raises(EndpointError, match="unreadable constraint"):
-            await engine.sample(asked(structure=Structure("regex", "(")))
+            await engine.sample(request(structure=Structure("regex", "(")))
     for completion in constrained:
         complete = re.fullmatch(structure.value, completion.text)
         assert bool(complete) == (completion.finish_reason == "stop"), completion
         assert completion.usage.input_tokens > 50
-    assert len({c.text for c in constrained}) > 4  # every draw is its own
+    assert len({c.text for c in constrained}) > 4  # draws must differ
     assert free.logprobs is not None and all(p <= 0 for p in free.logprobs)
     assert "three" in begun.text.lower() and "two" not in begun.text.lower()
     assert stopped.stop_reason == "four" and begun.text.startswith(stopped.text)
@@ -79,40 +79,40 @@ async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -
     assert "openvino_telemetry.main" not in sys.modules
 
 
-async def test_a_turn_continues_by_the_ids_that_were_sampled(engine: OpenVINOEngine) -> None:
+async def test_a_turn_continues_with_its_sampled_token_ids(engine: OpenVINOEngine) -> None:
     sampling = Sampling(temperature=0, top_p=1, max_new_tokens=24, stop=(" five,",))
     inserted = " [documents]"
     async with engine:
-        counted = await engine.sample(asked(sampling=sampling, prefix=("One, two,",)))
+        counted = await engine.sample(request(sampling=sampling, prefix=("One, two,",)))
         assert counted.prompt_ids and counted.token_ids and counted.logprobs
         begun = ("One, two,", counted.token_ids, inserted)
-        again = await engine.sample(asked(sampling=sampling, prefix=begun))
-        whole = engine.prompt_ids(asked(prefix=(f"One, two,{counted.text} five,",)))
+        again = await engine.sample(request(sampling=sampling, prefix=begun))
+        whole = engine.prompt_ids(request(prefix=(f"One, two,{counted.text} five,",)))
     assert counted.stop_reason == " five," and counted.text.endswith("four,")
     before = (*counted.prompt_ids, *counted.token_ids)
-    assert tuple(whole) == before, "the stop string's tokens are among the sampled ones"
+    assert tuple(whole) == before, "sampled tokens must include those of the stop string"
     assert again.prompt_ids is not None and again.prompt_ids[: len(before)] == before
     assert len(again.prompt_ids) > len(before)
     for drawn in (counted, again):
         assert len(drawn.logprobs or ()) == len(drawn.token_ids or ()) == drawn.usage.output_tokens
 
 
-async def test_cancelled_request_leaves_the_batch(engine: OpenVINOEngine) -> None:
+async def test_a_cancelled_request_leaves_the_batch(engine: OpenVINOEngine) -> None:
     endless = Sampling(temperature=1.0, max_new_tokens=7000)
     structure = Structure("regex", "[a-z ]+x{9000}")  # cannot end before the limit
     async with engine:
-        task = asyncio.create_task(engine.sample(asked(sampling=endless, structure=structure)))
-        await engine.sample(asked())  # by now the endless one is in the batch
+        task = asyncio.create_task(engine.sample(request(sampling=endless, structure=structure)))
+        await engine.sample(request())  # by now the endless one is in the batch
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (await engine.sample(asked())).text
+        assert (await engine.sample(request())).text
         assert engine.in_flight == 0
     with pytest.raises(EndpointError, match="async with"):
-        await engine.sample(asked())
+        await engine.sample(request())
 
 
-async def test_a_draw_depends_on_its_seed_and_not_on_the_requests_beside_it(
+async def test_a_draw_depends_on_its_seed_and_not_on_its_batch(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In F16; see `engines.embedded.openvino.PROPERTIES` for Q8_0."""
@@ -122,9 +122,9 @@ async def test_a_draw_depends_on_its_seed_and_not_on_the_requests_beside_it(
     paths = [f"draw {number}" for number in range(8)]
     async with engine:
         together = await asyncio.gather(
-            *(engine.sample(asked(sampling=warm, path=path)) for path in paths)
+            *(engine.sample(request(sampling=warm, path=path)) for path in paths)
         )
-        alone = [await engine.sample(asked(sampling=warm, path=path)) for path in paths]
+        alone = [await engine.sample(request(sampling=warm, path=path)) for path in paths]
     assert [one.text for one in alone] == [one.text for one in together]
     assert len({one.text for one in alone}) > len(paths) / 2
     moved = [
@@ -133,13 +133,13 @@ async def test_a_draw_depends_on_its_seed_and_not_on_the_requests_beside_it(
         for one, other in zip(a.logprobs or (), b.logprobs or (), strict=True)
     ]
     assert moved
-    assert max(moved) < 1e-4, "a cache in float16 moves them by 6e-4"
+    assert max(moved) < 1e-4, "a float16 cache would change them by 6e-4"
 
 
 async def test_every_sampling_thread_has_its_own_decoder(
     engine: OpenVINOEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that share one can wait for it forever; see `_parallel_decoders`."""
+    """Threads that share a decoder can deadlock; see `_parallel_decoders`."""
     import openvino_genai
 
     opened = openvino_genai.ContinuousBatchingPipeline

@@ -1,4 +1,4 @@
-"""The embedded engine says what transformers says, from the same messages and the same weights."""
+"""The embedded engine and transformers write the same text for the same messages and weights."""
 
 import asyncio
 import copy
@@ -40,7 +40,7 @@ TASKS = (
 
 
 def conversations() -> list[tuple[Message, ...]]:
-    """50 prompts: the four prompts of ReasonRAG on made-up states, and free conversation."""
+    """Returns 50 prompts: ReasonRAG's four prompts on made-up states, and free conversation."""
     protocol = ReasonRAG()
     prompts = [
         protocol.messages(state, last=forced)
@@ -70,7 +70,7 @@ def states(place: str, question: str) -> list[tuple[State, bool]]:
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers makes of the prompts in float32: prompt and greedy token ids."""
+    """Results of transformers in float32: token ids of prompts and of greedy replies."""
 
     model: Any
     tokenizer: Any
@@ -78,8 +78,9 @@ class Reference:
     outputs: list[list[int]]
 
     def agreement(self, completions: list[Completion], tokens: int = NEW_TOKENS) -> float:
-        """Share of the first prompts with the same first `tokens` tokens."""
-        pairs = zip(self.outputs, completions, strict=False)  # fewer prompts may be asked
+        """Returns the share of completions whose first `tokens` tokens are the same."""
+        # Not strict: there may be fewer completions than prompts.
+        pairs = zip(self.outputs, completions, strict=False)
         same = [ours[:tokens] == list(c.token_ids or ())[:tokens] for ours, c in pairs]
         return sum(same) / len(same)
 
@@ -99,7 +100,7 @@ def reference() -> Reference:
 
 
 def greedy(model: Any, tokenizer: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers writes, in one batch."""
+    """Returns the token ids that transformers writes greedily, in one batch."""
     import torch
 
     batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
@@ -110,7 +111,7 @@ def greedy(model: Any, tokenizer: Any, prompts: list[list[int]]) -> list[list[in
 
 
 def _to_end(ids: list[int], end: int = 2) -> list[int]:
-    """Tokens up to and with the end of the turn; what follows is padding."""
+    """Returns tokens up to and including the end of the turn, without the padding."""
     return ids[: ids.index(end) + 1] if end in ids else ids
 
 
@@ -126,7 +127,7 @@ async def answers(engine: OpenVINOEngine, asked: list[SampleRequest]) -> list[Co
     return await asyncio.gather(*(engine.sample(request) for request in asked))
 
 
-async def test_f16_writes_what_transformers_writes(
+async def test_f16_agrees_with_transformers(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
@@ -139,7 +140,7 @@ async def test_f16_writes_what_transformers_writes(
     assert [c.text for c in completions] == texts
 
 
-async def test_exported_weights_agree_and_unpermuted_ones_do_not(
+async def test_exported_weights_agree_only_if_their_rows_are_permuted(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for permute, asked in ((True, requests()), (False, requests()[:20])):
@@ -151,7 +152,7 @@ async def test_exported_weights_agree_and_unpermuted_ones_do_not(
         assert agreement >= 0.98 if permute else agreement < 0.5
 
 
-async def test_chain_of_adapters_reaches_the_engine(
+async def test_a_chain_of_adapters_is_applied_and_cached(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
@@ -161,7 +162,7 @@ async def test_chain_of_adapters_reaches_the_engine(
     async with embedded_engine(settings) as engine:
         completions = await answers(engine, requests()[:6])
     assert Reference(adapted, None, [], written).agreement(completions) == 1
-    assert reference.agreement(completions) < 0.5  # the adapters do change what is said
+    assert reference.agreement(completions) < 0.5  # the adapters must change the replies
     # A second start reads the cache; another chain is another policy.
     monkeypatch.setattr("weights.policy_gguf.load_policy", lambda *_: pytest.fail("not cached"))
     assert embedded_engine(settings).digest == engine.digest
@@ -169,10 +170,10 @@ async def test_chain_of_adapters_reaches_the_engine(
 
 
 def make_chain(base: Any, folder: Path) -> Any:
-    """Adapters "warm-start" and, on top of it, "dpo" in `folder`; the merged model.
+    """Writes adapter "warm-start" and, on top of it, "dpo" to `folder`; returns the merged model.
 
-    Random at full size they would make noise, where the rounding to F16 alone decides many tokens
-    (transformers with rounded weights then agrees with itself on half of the prompts).
+    Random adapters at full scale produce noise in which rounding to F16 decides many tokens. Then
+    even transformers with rounded weights agrees with itself on only half of the prompts.
     """
     import torch
     from peft import LoraConfig, get_peft_model

@@ -1,4 +1,4 @@
-"""A call's key: everything that decides the result is in it, and it never changes by chance."""
+"""A call's key covers everything that affects the result, and is stable across versions."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -23,21 +23,21 @@ REQUEST = SampleRequest(
 
 
 def _other(value: Any) -> Any:
-    """A value of the same type that differs."""
+    """Returns a different value of the same type."""
     if isinstance(value, str):
         return value + "x"
     return value + 1 if isinstance(value, int | float) else (*value, "x")
 
 
 def _variants() -> list[SampleRequest]:
-    """The request with one field changed, for every field at any depth."""
+    """Returns copies of the request, each with one field changed, at any depth."""
     found = [
         replace(REQUEST, prefix=None),
         replace(REQUEST, prefix=("<answer>", (12,))),
         replace(REQUEST, prefix=("<answer>", "12")),
         replace(REQUEST, structure=None),
         replace(REQUEST, messages=REQUEST.messages[:1]),
-        # What moves across a border is another request.
+        # Moving text from one message to the next makes another request.
         replace(REQUEST, messages=(Message("system", "Answer.Où ?"), Message("user", ""))),
     ]
     for name in ("sampling", "identity", "structure"):
@@ -50,15 +50,17 @@ def _variants() -> list[SampleRequest]:
     return found
 
 
-def test_whatever_differs_has_another_key() -> None:
+def test_requests_that_differ_in_any_field_have_different_keys() -> None:
     keys = {call_key(one, "digest") for one in [REQUEST, *_variants()]}
     keys.add(call_key(REQUEST, "other"))
-    keys.add(call_key(replace(REQUEST, tokens=True), "digest"))  # draws the same, so no new key
+    keys.add(
+        call_key(replace(REQUEST, tokens=True), "digest")
+    )  # the draw is the same, so the key is, too
     assert len(keys) == 1 + len(_variants()) + 1
 
 
-def test_keys_of_earlier_runs_stay_what_they_were() -> None:
-    # A change here makes every unfinished run pay for its calls again.
+def test_keys_of_earlier_runs_do_not_change() -> None:
+    # If a key changes, every unfinished run pays for its calls again.
     assert call_key(REQUEST, "digest") == "cd79d0e13b203db25502572e717e7d86"
     assert prompt_digest(REQUEST) == "b506d43166ed1f1eecee7fc14d73b018"
     assert len(call_key(replace(REQUEST, prefix=("\ud83d",)), "digest")) == 32

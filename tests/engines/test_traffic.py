@@ -1,4 +1,4 @@
-"""All calls to one endpoint, against simulated ones whose hours pass in milliseconds."""
+"""Scheduling of all calls to one endpoint, against simulated servers in virtual time."""
 
 import asyncio
 import random
@@ -24,9 +24,10 @@ class Server:
     """Answers a call after `latency_s`; `meet` may raise a fault first, given the call's name.
 
     Attributes:
-        log: name and time of every attempt.
-        busy_s: seconds of work.
-        most: most calls at once.
+        log: Name and time of every attempt.
+        under_way: Number of calls being answered.
+        most: Highest number of calls being answered at once.
+        busy_s: Seconds of work, summed over calls.
     """
 
     meet: Callable[[object], None] = lambda _: None
@@ -67,7 +68,7 @@ def traffic(
 
 
 async def all_of(server: Server, through: RequestScheduler, calls: int, at_once: int) -> float:
-    """Make so many calls, so many in flight; returns the seconds that it took."""
+    """Makes `calls` calls, `at_once` of them in flight; returns the seconds that they took."""
     names, begin = iter(range(calls)), now()
 
     async def one_after_another() -> None:
@@ -78,7 +79,7 @@ async def all_of(server: Server, through: RequestScheduler, calls: int, at_once:
     return now() - begin
 
 
-def test_an_endpoint_that_can_take_it_is_kept_full() -> None:
+def test_a_fast_endpoint_is_kept_at_full_concurrency() -> None:
     async def run() -> None:
         server, (through, said) = Server(), traffic(most=256)
         seconds = await all_of(server, through, calls=20_000, at_once=400)
@@ -89,7 +90,7 @@ def test_an_endpoint_that_can_take_it_is_kept_full() -> None:
     in_virtual_time(run())
 
 
-def test_a_smaller_one_is_found_out_and_no_call_is_lost() -> None:
+def test_concurrency_adapts_to_a_small_server_and_no_call_is_lost() -> None:
     async def run() -> None:
         def full(_: object) -> None:
             if server.under_way > 40:
@@ -97,7 +98,7 @@ def test_a_smaller_one_is_found_out_and_no_call_is_lost() -> None:
 
         server, (through, _) = Server(full), traffic(most=256)
         seconds = await all_of(server, through, calls=5_000, at_once=300)
-        assert len(server.log) < 1.05 * 5_000, "few calls are made in vain"
+        assert len(server.log) < 1.05 * 5_000, "few calls may be refused"
         assert server.busy_s / (40 * seconds) > 0.7
         assert through.limit.limit <= 48
 
@@ -105,7 +106,7 @@ def test_a_smaller_one_is_found_out_and_no_call_is_lost() -> None:
 
 
 @pytest.mark.parametrize("kind", ["overload", "trouble"])
-def test_no_call_starts_before_the_server_wants_one(kind: FaultKind) -> None:
+def test_no_call_starts_during_a_pause_that_the_server_requests(kind: FaultKind) -> None:
     async def run() -> None:
         def busy(_: object) -> None:
             if now() < 50 and len(server.log) > 2:
@@ -121,7 +122,7 @@ def test_no_call_starts_before_the_server_wants_one(kind: FaultKind) -> None:
     in_virtual_time(run())
 
 
-def test_an_absurd_pause_is_cut_to_the_longest_allowed() -> None:
+def test_a_requested_pause_is_capped() -> None:
     async def run() -> None:
         def busy(_: object) -> None:
             if len(server.log) == 1:
@@ -135,7 +136,7 @@ def test_an_absurd_pause_is_cut_to_the_longest_allowed() -> None:
     in_virtual_time(run())
 
 
-def test_being_turned_away_burns_no_attempt() -> None:
+def test_overload_replies_do_not_count_as_attempts() -> None:
     async def run() -> None:
         def crowded(name: object) -> None:
             if name == "a" and [one for one, _ in server.log].count("a") < 8:
@@ -151,7 +152,7 @@ def test_being_turned_away_burns_no_attempt() -> None:
     in_virtual_time(run())
 
 
-def test_a_call_that_waits_for_its_retry_gives_its_slot_back() -> None:
+def test_a_call_waiting_for_its_retry_releases_its_slot() -> None:
     async def run() -> None:
         def once(name: object) -> None:
             if name == "a" and len(server.log) == 1:
@@ -166,7 +167,7 @@ def test_a_call_that_waits_for_its_retry_gives_its_slot_back() -> None:
     in_virtual_time(run())
 
 
-def test_an_outage_is_waited_out_with_few_probes() -> None:
+def test_calls_pause_during_an_outage_with_few_probes() -> None:
     async def run() -> None:
         def down(_: object) -> None:
             if 10 <= now() < 300:
@@ -175,7 +176,9 @@ def test_an_outage_is_waited_out_with_few_probes() -> None:
         server, (through, said) = Server(down), traffic(most=64)
         await all_of(server, through, calls=2_000, at_once=200)
         meanwhile = [at for _, at in server.log if 11 <= at < 300]
-        assert len(meanwhile) <= 64 + 10, "those under way when it opened, then single probes"
+        assert len(meanwhile) <= 64 + 10, (
+            "calls in flight at the start of the outage, then single probes"
+        )
         assert len(said) == 2
         assert "all calls are paused" in said[0]
         assert "recovered after" in said[1]
@@ -183,7 +186,7 @@ def test_an_outage_is_waited_out_with_few_probes() -> None:
     in_virtual_time(run())
 
 
-def test_an_endpoint_that_never_comes_back_ends_the_run_and_fails_no_question() -> None:
+def test_an_outage_longer_than_the_patience_is_fatal() -> None:
     async def run() -> None:
         def down(_: object) -> None:
             if now() >= 10:
@@ -201,7 +204,7 @@ def test_an_endpoint_that_never_comes_back_ends_the_run_and_fails_no_question() 
     in_virtual_time(run())
 
 
-def test_quota_that_is_used_up_ends_the_run_too() -> None:
+def test_an_exhausted_quota_is_fatal() -> None:
     async def run() -> None:
         def spent(_: object) -> None:
             raise fault("overload", retry_after_s=86_400.0)
@@ -217,7 +220,7 @@ def test_quota_that_is_used_up_ends_the_run_too() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 50])
-def test_a_call_that_is_itself_the_trouble_fails_alone(others: int) -> None:
+def test_a_call_that_always_fails_fails_alone(others: int) -> None:
     async def run() -> None:
         def poison(name: object) -> None:
             if isinstance(name, str):
@@ -236,7 +239,7 @@ def test_a_call_that_is_itself_the_trouble_fails_alone(others: int) -> None:
     in_virtual_time(run())
 
 
-def test_retries_are_a_share_of_the_successes() -> None:
+def test_retries_are_limited_to_a_share_of_the_successes() -> None:
     async def run() -> None:
         chance = random.Random(0)
 
@@ -251,7 +254,7 @@ def test_retries_are_a_share_of_the_successes() -> None:
     in_virtual_time(run())
 
 
-def test_a_call_ends_at_its_deadline_whatever_it_waits_for() -> None:
+def test_a_call_fails_at_its_deadline_while_it_waits_for_a_retry() -> None:
     async def run() -> None:
         def unlucky(name: object) -> None:
             if name == "a":
@@ -263,12 +266,12 @@ def test_a_call_ends_at_its_deadline_whatever_it_waits_for() -> None:
             await server.send(through, "a")
         assert not e.value.fatal
         assert e.value.attempts > 1
-        assert len(await others) == 400, "waiting for the first slot is no part of it"
+        assert len(await others) == 400, "the deadline must not include the wait for the first slot"
 
     in_virtual_time(run())
 
 
-def test_nobody_starts_any_more_once_the_run_drains() -> None:
+def test_no_attempt_starts_once_the_run_drains() -> None:
     async def run() -> None:
         drained = False
 
@@ -286,7 +289,7 @@ def test_nobody_starts_any_more_once_the_run_drains() -> None:
         await asyncio.sleep(2.0)
         drained = True
         ended = await asyncio.gather(*calls, return_exceptions=True)
-        assert ended[:2] == [1, 2], "what is under way finishes"
+        assert ended[:2] == [1, 2], "calls in flight must finish"
         assert all(isinstance(error, BudgetExceeded) for error in ended[2:])
         assert [name for name, _ in server.log] == [1, 2, "held"]
         assert now() == 5.0
@@ -295,7 +298,7 @@ def test_nobody_starts_any_more_once_the_run_drains() -> None:
 
 
 @pytest.mark.parametrize("kind", ["overload", "trouble"])
-def test_whoever_waits_long_hears_of_the_drain_within_a_second(kind: FaultKind) -> None:
+def test_waiting_calls_stop_within_a_second_of_the_drain(kind: FaultKind) -> None:
     async def run() -> None:
         drained = False
 
@@ -318,7 +321,7 @@ def test_whoever_waits_long_hears_of_the_drain_within_a_second(kind: FaultKind) 
     in_virtual_time(run())
 
 
-def test_a_slot_given_to_somebody_who_is_just_cancelled_is_not_lost() -> None:
+def test_a_slot_given_to_a_call_being_cancelled_is_not_lost() -> None:
     async def run() -> None:
         through, _ = traffic(most=1)
         slot = await through.admission.acquire(0)
@@ -332,7 +335,7 @@ def test_a_slot_given_to_somebody_who_is_just_cancelled_is_not_lost() -> None:
     in_virtual_time(run())
 
 
-def test_nothing_there_at_the_very_first_contact_is_told_at_once() -> None:
+def test_a_refused_first_contact_is_fatal_at_once() -> None:
     async def run() -> None:
         def absent(_: object) -> None:
             raise fault("refused")
@@ -347,7 +350,7 @@ def test_nothing_there_at_the_very_first_contact_is_told_at_once() -> None:
     in_virtual_time(run())
 
 
-def test_a_request_that_the_server_rejects_is_a_sign_of_life() -> None:
+def test_a_rejected_request_counts_as_an_answer_and_keeps_calls_running() -> None:
     async def run() -> None:
         def picky(name: object) -> None:
             if isinstance(name, str):

@@ -1,4 +1,4 @@
-"""Token counts: an endpoint's where they can be used, and else ours, never below what it took."""
+"""Token counts: those of the endpoint if usable, otherwise ours, which are never too low."""
 
 import asyncio
 from dataclasses import replace
@@ -46,8 +46,8 @@ NO_COUNTS: list[Any] = [
 ]
 
 
-class Counted:
-    """A counter whose counts are known."""
+class FixedCounter:
+    """A counter with fixed counts."""
 
     basis: UsageBasis = "tokenizer"
 
@@ -59,15 +59,15 @@ class Counted:
 
 
 def read(usage: Any, text: str = "Paris") -> Usage:
-    return usage_of(usage, REQUEST, text, "stop", Counted())
+    return usage_of(usage, REQUEST, text, "stop", FixedCounter())
 
 
 @pytest.mark.parametrize("odd", NO_COUNTS)
-def test_each_count_is_judged_by_itself(odd: Any) -> None:
+def test_each_unusable_count_is_replaced_on_its_own(odd: Any) -> None:
     cached = {"prompt_tokens_details": {"cached_tokens": 4}}
     assert read({"prompt_tokens": odd, "completion_tokens": 5, **cached}) == Usage(
         1000, 0, 5, "tokenizer"
-    ), "what is cached of a prompt that nobody counted is not known: it costs as any input"
+    ), "without a usable prompt count, no input counts as cached"
     assert read({"prompt_tokens": 12, "completion_tokens": odd, **cached}) == Usage(
         12, 4, 200, "tokenizer"
     )
@@ -77,15 +77,15 @@ def test_each_count_is_judged_by_itself(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("usage", [None, {}, [], "many", 3, {"prompt_tokens_details": 7}])
-def test_no_usage_at_all_is_counted(usage: Any) -> None:
+def test_missing_usage_is_replaced_by_our_count(usage: Any) -> None:
     assert read(usage) == Usage(1000, 0, 200, "tokenizer")
 
 
 @pytest.mark.parametrize("cached", [*NO_COUNTS, 13])
-def test_what_is_not_known_to_be_cached_is_paid_in_full(cached: Any) -> None:
+def test_an_unusable_cached_count_is_zero(cached: Any) -> None:
     usage = {"prompt_tokens": 12, "completion_tokens": 5.0}
-    told = {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
-    assert read(told) == read(usage) == Usage(12, 0, 5)
+    reported = {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
+    assert read(reported) == read(usage) == Usage(12, 0, 5)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_reasoning_that_only_the_total_includes_is_counted(total: Any, output: i
     assert read(usage) == Usage(12, 0, output)
 
 
-def test_nothing_said_may_have_taken_nothing() -> None:
+def test_an_empty_reply_may_have_zero_output_tokens() -> None:
     assert read({"prompt_tokens": 12, "completion_tokens": 0}, text="") == Usage(12, 0, 0)
 
 
-def test_a_sum_rests_on_its_roughest_count() -> None:
+def test_a_sum_has_the_roughest_basis_of_its_parts() -> None:
     assert (Usage(1) + Usage(2, basis="tokenizer")).basis == "tokenizer"
     assert (Usage(1, basis="bytes") + Usage(2, basis="tokenizer")).basis == "bytes"
     assert (Usage(1) + Usage(2)).basis == "reported"
 
 
-def test_an_upper_estimate_covers_schema_and_what_is_not_shown() -> None:
+def test_an_upper_estimate_covers_schema_and_hidden_reasoning() -> None:
     count = UpperEstimate()
     plain = count.prompt(REQUEST)
     schema = Structure("json_schema", '{"type": "object"}')
@@ -115,18 +115,18 @@ def test_an_upper_estimate_covers_schema_and_what_is_not_shown() -> None:
     assert count.reply(REQUEST, "é" * 50, "stop") == 101
 
 
-async def test_an_engine_says_once_what_its_counts_rest_on() -> None:
-    told: list[str] = []
+async def test_an_engine_logs_the_basis_of_its_counts_once() -> None:
+    lines: list[str] = []
     async with FakeEndpoint(lambda _: completion("Paris", usage=None)) as server:
         settings = ModelSettings(
             engine="openai", model="policy", base_url=server.base_url, api_key_env="TEST_KEY"
         )
-        async with OpenAIEngine(settings, on_event=told.append) as policy:
+        async with OpenAIEngine(settings, on_event=lines.append) as policy:
             draws = await asyncio.gather(*(policy.sample(REQUEST) for _ in range(5)))
     upper = UpperEstimate()
     expected = Usage(upper.prompt(REQUEST), 0, upper.reply(REQUEST, "Paris", "stop"), "bytes")
     assert [draw.usage for draw in draws] == [expected] * 5
-    (line,) = told
+    (line,) = lines
     assert server.base_url in line
     assert "from bytes" in line or "from the bytes" in line
 
@@ -140,7 +140,7 @@ TEXTS = st.text(max_size=200) | st.text("<|im_start>{}\"'\\ \n\t\0aé漢😀", m
 
 @pytest.mark.model
 @given(system=st.none() | TEXTS, user=TEXTS, reply=TEXTS)
-def test_no_prompt_and_no_reply_has_more_tokens_than_the_upper_estimate(
+def test_token_counts_do_not_exceed_the_upper_estimate(
     system: str | None, user: str, reply: str
 ) -> None:
     turns = [Message("system", system)] if system is not None else []
@@ -156,21 +156,21 @@ def test_no_prompt_and_no_reply_has_more_tokens_than_the_upper_estimate(
 
 
 @pytest.mark.model
-async def test_the_model_s_own_tokenizer_counts_where_it_is_known() -> None:
-    told: list[str] = []
+async def test_the_tokenizer_of_the_weights_counts_if_it_is_known() -> None:
+    lines: list[str] = []
     async with FakeEndpoint(lambda _: completion("Paris", usage=None)) as server:
         settings = ModelSettings(
             engine="openai", model="policy", base_url=server.base_url, weights="packaged"
         )
-        async with OpenAIEngine(settings, on_event=told.append) as policy:
+        async with OpenAIEngine(settings, on_event=lines.append) as policy:
             said = await policy.sample(REQUEST)
     prompt = len(prompt_ids(REQUEST.messages, tokenizer()))
     assert said.usage == Usage(prompt, 0, len(target_ids("Paris", tokenizer())), "tokenizer")
-    assert "tokenizer of packaged" in told[0]
+    assert "tokenizer of packaged" in lines[0]
 
 
 @pytest.mark.model
-def test_a_template_that_refuses_the_messages_leaves_texts_to_count() -> None:
+def test_if_the_chat_template_fails_the_texts_are_counted() -> None:
     class Refusing:
         chat_template = "{{ raise_exception('no system turn') }}"
 
@@ -183,7 +183,7 @@ def test_a_template_that_refuses_the_messages_leaves_texts_to_count() -> None:
 
 
 @pytest.mark.parametrize("weights", ["no/such/folder", "hub:owner/never-seen", "hub:??"])
-async def test_weights_that_are_not_here_are_not_fetched(weights: str) -> None:
+async def test_missing_weights_are_not_downloaded_for_counting(weights: str) -> None:
     async with FakeEndpoint(lambda _: completion("Paris", usage=None)) as server:
         settings = ModelSettings(
             engine="openai", model="policy", base_url=server.base_url, weights=weights

@@ -1,4 +1,4 @@
-"""Servers of our own: what they are started with, what outlives them, and what they outlive."""
+"""vLLM servers that Branchwise starts: their arguments, restarts and end."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ asyncio.run(own())
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a vLLM that `BRANCHWISE_VLLM_PYTHON` names."""
+    """Folder of a fake vLLM that `BRANCHWISE_VLLM_PYTHON` points to."""
     monkeypatch.setenv(VARIABLE, fake_vllm.install(tmp_path))
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     return tmp_path
@@ -48,14 +48,16 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def all_ended(folder: Path) -> Iterator[None]:
-    """Every process of the servers that the block starts is gone at its end, or soon after."""
+    """Checks that all processes of servers started in the block end soon after it."""
     pipe = folder / "alive"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         yield
         os.set_blocking(reading, True)
-        assert os.read(reading, 1) == b"", "returns when the last process has closed its end"
+        assert os.read(reading, 1) == b"", (
+            "reading returns when the last process has closed the pipe"
+        )
     finally:
         os.close(reading)
 
@@ -66,14 +68,14 @@ def engine(model: Path, **changes: Any) -> VllmEngine:
     return VllmEngine(settings, connect, model.parent / "logs")
 
 
-def asking(text: str) -> SampleRequest:
+def request(text: str) -> SampleRequest:
     return SampleRequest((Message("user", text),), Sampling(), CallIdentity("policy", "q", "0"))
 
 
-async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fake: Path) -> None:
+async def test_an_adapter_is_served_on_its_base_under_a_name_with_its_digest(fake: Path) -> None:
     policy = fake_vllm.write_policy(fake)
     async with engine(policy, server_args=["--max-num-seqs", "8"]) as served:
-        drawn = await served.sample(asking("Lyon"))
+        drawn = await served.sample(request("Lyon"))
     (start,) = fake_vllm.kept(fake, "starts")
     words = start["words"]
     said = dict(zip(words, [*words[1:], ""], strict=True))
@@ -87,56 +89,64 @@ async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fa
     assert start["environment"] == quiet | {"VLLM_HOST_IP": "127.0.0.1"}
     (asked,) = fake_vllm.kept(fake, "requests")
     assert asked["model"] == name
-    key = call_key(asking("Lyon"), served.digest)
-    assert asked["seed"] == derived_seed(key), "as the ledger's key says, whatever the address"
-    assert (served.model, drawn.model) == (str(policy), str(policy)), "rows say what the user wrote"
+    key = call_key(request("Lyon"), served.digest)
+    assert asked["seed"] == derived_seed(key), (
+        "the seed must follow from the ledger's key, not from the address"
+    )
+    assert (served.model, drawn.model) == (str(policy), str(policy)), (
+        "rows must contain the model name of the recipe"
+    )
 
     (policy / "adapter" / "adapter_model.safetensors").write_bytes(fake_vllm.no_tensors("another"))
     assert engine(policy, server_args=["--max-num-seqs", "8"]).digest != served.digest
 
 
-async def test_a_call_survives_the_death_of_its_server(fake: Path) -> None:
+async def test_a_call_is_retried_when_its_server_dies(fake: Path) -> None:
     with all_ended(fake):
         async with engine(fake_vllm.write_policy(fake)) as served:
-            drawn = await served.sample(asking("die once"))
+            drawn = await served.sample(request("die once"))
             assert served.server is not None
             assert (await served.server.healthy()).number == 2
-            with pytest.raises(ProcessLookupError):  # its child, too, which knew nothing of it
+            with pytest.raises(ProcessLookupError):  # the first server's child must have ended, too
                 os.killpg(fake_vllm.kept(fake, "starts")[0]["pid"], 0)
     assert drawn.text == "life 2"
     assert drawn.attempts >= 2
     assert len({row["seed"] for row in fake_vllm.kept(fake, "requests")}) == 1
 
 
-async def test_a_server_that_keeps_dying_is_given_up_with_its_last_words(fake: Path) -> None:
+async def test_a_server_that_keeps_dying_is_not_restarted_and_its_error_is_shown(
+    fake: Path,
+) -> None:
     async with engine(fake_vllm.write_policy(fake)) as served:
         with pytest.raises(EndpointError, match="died 3 times during this call") as lost:
-            await served.sample(asking("die"))
+            await served.sample(request("die"))
         assert not lost.value.fatal, "another prompt may be harmless"
         assert lost.value.attempts == len(fake_vllm.kept(fake, "requests")) == 3
-        assert (await served.sample(asking("Lyon"))).text
-        with pytest.raises(EndpointError, match="died 4 times in 10 minutes") as told:
-            await served.sample(asking("die"))
-        assert told.value.fatal
-        assert "asked to die" in str(told.value)
+        assert (await served.sample(request("Lyon"))).text
+        with pytest.raises(EndpointError, match="died 4 times in 10 minutes") as dead:
+            await served.sample(request("die"))
+        assert dead.value.fatal
+        assert "asked to die" in str(dead.value)
         with pytest.raises(EndpointError, match="will not be restarted"):
-            await served.sample(asking("Lyon"))
+            await served.sample(request("Lyon"))
     assert len(fake_vllm.kept(fake, "starts")) == 4
 
 
-async def test_what_a_living_server_refuses_is_not_asked_again(fake: Path) -> None:
+async def test_a_refused_request_is_not_retried(fake: Path) -> None:
     async with engine(fake_vllm.write_policy(fake)) as served:
         with pytest.raises(EndpointError, match="refused"):
-            await served.sample(asking("refuse"))
+            await served.sample(request("refuse"))
     assert len(fake_vllm.kept(fake, "requests")) == 1
 
 
-async def test_a_server_that_cannot_start_says_why(fake: Path) -> None:
+async def test_the_error_of_a_server_that_cannot_start_is_shown(fake: Path) -> None:
     (fake / "broken").touch()
-    with pytest.raises(EndpointError, match=r"exit code 1.*") as told:
+    with pytest.raises(EndpointError, match=r"exit code 1.*") as caught:
         async with engine(fake_vllm.write_policy(fake)):
             pass
-    assert "ValueError: no such weights" in str(told.value), "though far above the last line"
+    assert "ValueError: no such weights" in str(caught.value), (
+        "the error is far above the last line"
+    )
     assert len(fake_vllm.kept(fake, "starts")) == 1
 
 
@@ -153,17 +163,17 @@ def test_no_server_outlives_a_killed_owner(fake: Path) -> None:
         owner.stdout.close()
 
 
-async def test_a_server_that_is_there_is_used_and_left_alone(fake: Path) -> None:
+async def test_an_existing_server_is_used_and_not_stopped(fake: Path) -> None:
     policy = fake_vllm.write_policy(fake)
     async with server_for(ModelSettings(engine="vllm", model=str(policy)), fake / "logs") as there:
         async with engine(policy, base_url=there.base_url) as served:
-            assert (await served.sample(asking("Lyon"))).text
+            assert (await served.sample(request("Lyon"))).text
             assert served.server is None
         with pytest.raises(EndpointError, match="does not serve the model"):
             async with engine(policy, base_url=there.base_url, dtype="bfloat16"):
                 pass
         assert (await there.healthy()).number == 1
-    assert served.digest == engine(policy).digest, "it does not depend on an address"
+    assert served.digest == engine(policy).digest, "the digest must not depend on the address"
 
 
 @pytest.mark.parametrize(
@@ -179,18 +189,18 @@ async def test_a_server_that_is_there_is_used_and_left_alone(fake: Path) -> None
         "--worker-cls",
     ],
 )
-def test_no_argument_of_a_recipe_makes_the_server_run_code(word: str) -> None:
+def test_server_arguments_that_run_code_are_refused(word: str) -> None:
     with pytest.raises(ValueError, match="runs code that a recipe or a model folder names"):
         ModelSettings(engine="vllm", server_args=(word,))
 
 
 @pytest.mark.parametrize("word", ["--hos", "--port=80", "--model", "--serv"])
-def test_the_beginning_of_an_argument_of_ours_is_ours(word: str) -> None:
+def test_abbreviations_of_reserved_server_arguments_are_refused(word: str) -> None:
     with pytest.raises(ValueError, match="set by Branchwise itself"):
         ModelSettings(engine="vllm", server_args=(word, "0.0.0.0"))
 
 
-async def test_a_port_that_is_taken_is_told(fake: Path) -> None:
+async def test_a_port_in_use_is_refused(fake: Path) -> None:
     settings = ModelSettings(engine="vllm", model=str(fake_vllm.write_policy(fake)))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -201,7 +211,7 @@ async def test_a_port_that_is_taken_is_told(fake: Path) -> None:
                 pass
 
 
-def test_a_missing_vllm_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vllm_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, sys.executable)
     with pytest.raises(
         ConfigError, match=rf"not installed in the environment of .* \({VARIABLE}\)\. Install"
@@ -210,13 +220,13 @@ def test_a_missing_vllm_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_vllm_that_would_misread_our_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_with_an_old_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_TRANSFORMERS", "4.57.6")
     with pytest.raises(ConfigError, match=r"transformers 4\.57\.6.* Install vllm>=0\.31"):
         installed_vllm()
 
 
-def test_a_lost_folder_is_no_name_on_the_hub(
+def test_a_missing_local_folder_is_not_taken_for_a_hub_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What a vLLM server is given: the last adapter as it is, what lies below it merged."""
+"""Weights for a vLLM server: the last adapter as it is, everything below it merged."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from weights.policy_files import load_policy, policy_files
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`dpo` on `warm-start` on merged weights."""
+    """Folder with the adapter `dpo` on the adapter `warm-start` on merged weights."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -44,7 +44,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Saved:
-    """Stands for what transformers loads and saves: one file of it."""
+    """Stand-in for a model or tokenizer of transformers; saves one file."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Saved:
         (Path(folder) / self.name).write_text("{}")
 
 
-def ready(folder: Path) -> Served:
+def prepare(folder: Path) -> Served:
     return prepare_weights(ModelSettings(engine="vllm", model=str(folder)))
 
 
@@ -69,20 +69,22 @@ def test_all_but_the_last_adapter_is_merged_once(
 ) -> None:
     import torch
 
-    served = ready(chain / "dpo")
+    served = prepare(chain / "dpo")
     assert served.adapter == chain / "dpo" / "adapter"
-    assert served.rank == 8, "the smallest room that vLLM makes for rank 4"
+    assert served.rank == 8, "the smallest maximum rank of vLLM that fits rank 4"
     assert served.base_name == f"{served.name}-base"
-    assert (Path(served.weights) / "tokenizer.json").is_file(), "vLLM needs one beside the weights"
+    assert (Path(served.weights) / "tokenizer.json").is_file(), (
+        "vLLM needs a tokenizer with the weights"
+    )
     below, whole = logits(str(chain / "warm-start")), logits(str(chain / "dpo"))
     assert torch.equal(logits(served.weights), below)
     assert not torch.allclose(below, whole, atol=1e-3)
 
     monkeypatch.setattr("engines.vllm.weights.load_policy", lambda *_: pytest.fail("not cached"))
-    assert ready(chain / "dpo") == served
+    assert prepare(chain / "dpo") == served
 
 
-def test_below_adapters_of_a_training_the_whole_policy_is_merged(chain: Path) -> None:
+def test_with_a_training_rank_the_whole_policy_is_merged(chain: Path) -> None:
     import torch
 
     settings = ModelSettings(engine="vllm", model=str(chain / "dpo"))
@@ -94,7 +96,7 @@ def test_below_adapters_of_a_training_the_whole_policy_is_merged(chain: Path) ->
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_merged_weights_that_changed_on_disk_are_merged_again(
+def test_merged_weights_that_changed_on_disk_are_rebuilt(
     chain: Path, tmp_path: Path, harm: Harm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merged, said = list[int](), list[str]()
@@ -120,7 +122,7 @@ def test_merged_weights_that_changed_on_disk_are_merged_again(
     "beyond",
     [{"use_dora": True}, {"rank_pattern": {"q_proj": 8}}, {"target_modules": ["lm_head"]}],
 )
-def test_an_adapter_that_vllm_cannot_apply_is_merged_too(
+def test_an_adapter_that_vllm_cannot_apply_is_merged(
     chain: Path, beyond: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merged: list[int] = []
@@ -134,7 +136,7 @@ def test_an_adapter_that_vllm_cannot_apply_is_merged_too(
     plain = config.read_text()
     config.write_text(json.dumps(json.loads(plain) | beyond))
     try:
-        assert ready(chain / "dpo").adapter is None
+        assert prepare(chain / "dpo").adapter is None
     finally:
         config.write_text(plain)
     assert merged == [2]

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: one warm process, one endpoint, one run left in peace."""
+"""Fixtures for all tests of this folder: one warm process, one endpoint, one undisturbed run."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,5 +23,5 @@ def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[
 
 @pytest.fixture
 def run(world: World, tmp_path: Path) -> Path:
-    """A finished run of one's own."""
+    """A copy of the finished run, which the test may change."""
     return Path(shutil.copytree(world.whole, tmp_path / "run"))

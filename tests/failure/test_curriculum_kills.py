@@ -1,4 +1,4 @@
-"""kill -9 between and within the steps of a curriculum: the same command goes on."""
+"""kill -9 between and within the steps of a curriculum: the same command resumes it."""
 
 import json
 import signal
@@ -27,11 +27,11 @@ STEPS = [
 ]
 
 DEATHS = ("1 begun", "1 made", "2 begun", "3 made", "4 begun")
-"""When the curriculum is killed, one attempt after the other (see `little_stages`)."""
+"""When each attempt is killed, in order (see `little_stages`)."""
 
 
 @dataclass
-class Desk:
+class LittleCurriculum:
     """A curriculum of two cycles whose stages are `little_stages`."""
 
     stages: Stages
@@ -42,18 +42,18 @@ class Desk:
         return self.folder / "evo"
 
     def start(self, *settings: str, death: str = "") -> Ended:
-        """Run the curriculum until it ends, or a stage kills it."""
+        """Runs the curriculum until it ends or a stage kills it."""
         words = [word for setting in settings for word in ("--set", setting)]
-        told = {"LITTLE_LOG": str(self.folder / "log"), "LITTLE_DEATH": death}
+        environment = {"LITTLE_LOG": str(self.folder / "log"), "LITTLE_DEATH": death}
         recipe = self.folder / "recipe.yaml"
         return self.stages.run(
             *("curriculum", "--config", recipe, "--run", self.run, *words),
             constants=LITTLE,
-            environment=told,
+            environment=environment,
         )
 
     def log(self) -> list[str]:
-        """What stages said, without whose they were."""
+        """Returns the lines that the stages logged, without the process id of the curriculum."""
         log = self.folder / "log"
         lines = log.read_text().splitlines() if log.exists() else []
         return [line.partition(" ")[2] for line in lines]
@@ -62,13 +62,13 @@ class Desk:
         return list(Journal(self.run / "curriculum" / "journal.jsonl").events())
 
     def noted(self) -> list[str]:
-        """Steps that are noted as done, in order."""
+        """Returns the steps that the journal lists as done, in order."""
         done = [one.command.split() for one in self.events() if one.event == "done"]
         return [f"{words[1]} {Path(words[3]).name}" for words in done]
 
 
 @pytest.fixture
-def desk(tmp_path: Path, stages: Stages) -> Iterator[Desk]:
+def little_curriculum(tmp_path: Path, stages: Stages) -> Iterator[LittleCurriculum]:
     (tmp_path / "start").mkdir()
     write_gguf_header(tmp_path / "start" / "policy.gguf", "weights")
     rows = [{"id": f"q{n}", "question": f"Who made {n}?", "answers": ["Ada"]} for n in range(200)]
@@ -86,65 +86,73 @@ def desk(tmp_path: Path, stages: Stages) -> Iterator[Desk]:
         "rewards": {"scheme": "evo-rag"},
     }
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    yield Desk(stages, tmp_path)
+    yield LittleCurriculum(stages, tmp_path)
 
 
-def test_whatever_kills_it_nothing_is_done_twice(desk: Desk) -> None:
+def test_a_killed_curriculum_resumes_without_repeating_a_step(
+    little_curriculum: LittleCurriculum,
+) -> None:
     for death in DEATHS:
-        done, said = desk.noted(), len(desk.log())
-        killed = desk.start(death=death)
+        done, said = little_curriculum.noted(), len(little_curriculum.log())
+        killed = little_curriculum.start(death=death)
         assert killed.code == -signal.SIGKILL, killed.said
-        begun = [line for line in desk.log()[said:] if line.startswith("begun")]
+        begun = [line for line in little_curriculum.log()[said:] if line.startswith("begun")]
         assert begun == [f"begun {step}" for step in STEPS[len(done) :][: len(begun)]]
-        assert desk.noted()[: len(done)] == done
-    finished = desk.start()
+        assert little_curriculum.noted()[: len(done)] == done
+    finished = little_curriculum.start()
     assert finished.code == 0, finished.said
     assert "its policy is models/evo-refinement-1/dpo" in finished.said
-    assert desk.noted() == STEPS, "each noted once, in order"
-    table = (desk.run / "curriculum" / "curriculum.md").read_text()
+    assert little_curriculum.noted() == STEPS, "every step must be noted once, in order"
+    table = (little_curriculum.run / "curriculum" / "curriculum.md").read_text()
     assert "| models/evo-refinement-1/dpo | refinement | 7 | 9 | 60.0 |" in table
-    whole = desk.log()
-    assert desk.start().code == 0
-    assert desk.log() == whole, "a finished curriculum starts nothing"
-    assert noted_inputs(desk.run) == {}, "its folder may be given rows under the same recipe"
+    whole = little_curriculum.log()
+    assert little_curriculum.start().code == 0
+    assert little_curriculum.log() == whole, "a finished curriculum must start no stage"
+    assert noted_inputs(little_curriculum.run) == {}, (
+        "the folder must record no inputs, so its recipe can still annotate there"
+    )
 
 
-def test_another_recipe_is_refused(desk: Desk) -> None:
-    assert desk.start(death="2 begun").code == -signal.SIGKILL
-    said = desk.log()
+def test_a_changed_recipe_or_policy_is_refused(little_curriculum: LittleCurriculum) -> None:
+    assert little_curriculum.start(death="2 begun").code == -signal.SIGKILL
+    said = little_curriculum.log()
     changed = ("training.dpo.lr=0.5", "curriculum.patience=3", "mcts.iterations=8")
-    refused = desk.start(*changed)
+    refused = little_curriculum.start(*changed)
     assert refused.code == 2
-    for told in ("training.dpo.lr: was 0.0001, now 0.5", "curriculum.patience: was 2, now 3",
+    for message in ("training.dpo.lr: was 0.0001, now 0.5", "curriculum.patience: was 2, now 3",
                  "mcts.iterations: was 4, now 8", "give a new --run folder"):  # fmt: skip
-        assert told in refused.said
-    write_gguf_header(desk.folder / "start" / "policy.gguf", "other weights")
-    refused = desk.start()
+        assert message in refused.said
+    write_gguf_header(little_curriculum.folder / "start" / "policy.gguf", "other weights")
+    refused = little_curriculum.start()
     assert refused.code == 2
     assert "policy: was" in refused.said
-    assert desk.log() == said
+    assert little_curriculum.log() == said
 
 
-def test_what_annotate_does_in_its_folder_is_not_what_it_was_begun_with(desk: Desk) -> None:
-    assert desk.start(death="2 begun").code == -signal.SIGKILL
-    of_another_stage = load_recipe(
-        desk.run / "config.yaml", ("data.limit=1", "training.dpo.lr=0.5")
+def test_settings_are_compared_with_those_at_the_start_not_with_config_yaml(
+    little_curriculum: LittleCurriculum,
+) -> None:
+    assert little_curriculum.start(death="2 begun").code == -signal.SIGKILL
+    overwritten = load_recipe(
+        little_curriculum.run / "config.yaml", ("data.limit=1", "training.dpo.lr=0.5")
     )
-    (desk.run / "config.yaml").write_text(dump_recipe(of_another_stage))
-    refused = desk.start("training.dpo.lr=0.5")
+    (little_curriculum.run / "config.yaml").write_text(dump_recipe(overwritten))
+    refused = little_curriculum.start("training.dpo.lr=0.5")
     assert refused.code == 2
     assert "training.dpo.lr: was 0.0001, now 0.5" in refused.said
-    finished = desk.start()
+    finished = little_curriculum.start()
     assert finished.code == 0, finished.said
-    assert desk.noted() == STEPS
+    assert little_curriculum.noted() == STEPS
 
 
-def test_limits_and_refinement_may_be_raised(desk: Desk) -> None:
+def test_limits_and_refinement_cycles_may_be_raised(little_curriculum: LittleCurriculum) -> None:
     small = ("curriculum.cycles.discovery=0", "curriculum.reward_model=false")
-    assert desk.start(*small, "limits.max_hours=1").code == 0
-    whole = desk.log()
-    more = desk.start(*small, "limits.max_hours=2", "curriculum.cycles.refinement=2")
+    assert little_curriculum.start(*small, "limits.max_hours=1").code == 0
+    whole = little_curriculum.log()
+    more = little_curriculum.start(*small, "limits.max_hours=2", "curriculum.cycles.refinement=2")
     assert more.code == 0, more.said
-    begun = [line for line in desk.log()[len(whole) :] if line.startswith("begun")]
+    begun = [line for line in little_curriculum.log()[len(whole) :] if line.startswith("begun")]
     assert begun == [f"begun {step} evo-refinement-2" for step in ("annotate", "train-dpo", "eval")]
-    assert "its policy is models/evo-refinement-1/dpo" in more.said, "the second one is worse"
+    assert "its policy is models/evo-refinement-1/dpo" in more.said, (
+        "the second refinement scores lower"
+    )

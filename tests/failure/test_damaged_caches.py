@@ -1,6 +1,6 @@
-"""Caches that changed on disk, or that others can change: the same rows, or a sentence.
+"""Caches that changed on disk are rebuilt; those that others can change are refused.
 
-What befalls single entries is in `tests/storage/test_cache.py` and beside every reader.
+Damage to single entries is tested in `tests/storage/test_cache.py` and with each reader.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,14 @@ def index_of(world: World) -> Path:
 
 
 def annotated(world: World, run: Path, *more: object) -> Ended:
+    """Annotates; there must be no traceback."""
     ended = world.annotate(run, *more)
     assert "Traceback" not in ended.said
     return ended
 
 
-def as_before(world: World, run: Path, *more: object) -> None:
+def annotate_and_check_rows(world: World, run: Path, *more: object) -> None:
+    """Annotates; the cache must be rebuilt once, and the rows must equal the undisturbed run's."""
     ended = annotated(world, run, *more)
     assert ended.code == 0, ended.said
     assert ended.said.count("damaged, so it is rebuilt") == 1
@@ -43,20 +45,22 @@ def as_before(world: World, run: Path, *more: object) -> None:
 
 
 @pytest.mark.parametrize("harm", [flipped, cut, fifo, device], ids=lambda harm: harm.__name__)
-def test_a_damaged_index_is_made_again_with_a_line(
+def test_a_damaged_index_is_rebuilt_and_logged_once(
     harm: Harm, own_world: World, tmp_path: Path
 ) -> None:
     for n, path in enumerate(sorted(index_of(own_world).iterdir())):
         harm(path, Random(n))
-        as_before(own_world, tmp_path / str(n) / "run")
+        annotate_and_check_rows(own_world, tmp_path / str(n) / "run")
 
 
-def test_workers_find_it_mended(own_world: World, tmp_path: Path) -> None:
+def test_workers_use_the_rebuilt_index(own_world: World, tmp_path: Path) -> None:
     flipped(index_of(own_world) / "data.csc.index.npy", Random(0), bits=5)
-    as_before(own_world, tmp_path / "run", "--workers", 2)
+    annotate_and_check_rows(own_world, tmp_path / "run", "--workers", 2)
 
 
-def test_a_cache_of_others_stops_before_any_call(own_world: World, tmp_path: Path) -> None:
+def test_a_cache_folder_that_others_can_write_is_refused_before_any_call(
+    own_world: World, tmp_path: Path
+) -> None:
     cache = own_world.recipe.parent / "cache"
     before = cache.stat()
     try:

@@ -1,4 +1,4 @@
-"""Files that were damaged afterwards: each reader names the file and a remedy, which works."""
+"""Damaged files of a finished run: each reader names the file and a remedy that works."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ READERS = {
 
 
 def corrupt(path: Path) -> None:
-    """One bit, where parquet itself may read another value for it."""
+    """Flips one bit; parquet itself may read another value without an error."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -36,7 +36,7 @@ def empty(path: Path) -> None:
 
 
 def foreign(path: Path) -> None:
-    """Somebody else's table, with as many rows."""
+    """Replaces the file by an unrelated table with the same number of rows."""
     rows = pq.read_metadata(path).num_rows if path.suffix == ".parquet" else 1
     pq.write_table(pa.table({"name": ["x"] * rows}), path)
 
@@ -48,8 +48,8 @@ def missing(path: Path) -> None:
 Damage = Callable[[Path], None]
 
 
-def told(world: World, stage: str, run: Path, tmp_path: Path) -> Ended:
-    """A stage on the run; no call is made for it."""
+def run_without_calls(world: World, stage: str, run: Path, tmp_path: Path) -> Ended:
+    """Runs a stage on the run; it must make no call."""
     more = {
         "annotate": ("--config", world.recipe),
         "export-pairs": ("--file", tmp_path / "pairs.json"),
@@ -61,7 +61,7 @@ def told(world: World, stage: str, run: Path, tmp_path: Path) -> Ended:
     return ended
 
 
-def as_before(world: World, run: Path) -> None:
+def assert_rows_unchanged(world: World, run: Path) -> None:
     assert verify_manifest(run) == []
     for table in ("pairs", "trees", "questions"):
         assert rows_of(run, table) == rows_of(world.whole, table)
@@ -69,44 +69,50 @@ def as_before(world: World, run: Path) -> None:
 
 @pytest.mark.parametrize("damage", [corrupt, truncated, empty, foreign, missing])
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_part(name: str, damage: Damage, world: World, run: Path, tmp_path: Path) -> None:
+def test_a_damaged_part_is_named_and_verify_restores_it(
+    name: str, damage: Damage, world: World, run: Path, tmp_path: Path
+) -> None:
     damage(run / name)
     for stage in READERS[name]:
-        refused = told(world, stage, run, tmp_path)
+        refused = run_without_calls(world, stage, run, tmp_path)
         assert refused.code == 1, refused.said
         assert str(run / name) in refused.said
         assert "branchwise verify" in refused.said
-    mended = told(world, "verify", run, tmp_path)
-    assert mended.code == 0, mended.said
-    assert str(run / name) in mended.said
-    as_before(world, run)
+    verified = run_without_calls(world, "verify", run, tmp_path)
+    assert verified.code == 0, verified.said
+    assert str(run / name) in verified.said
+    assert_rows_unchanged(world, run)
 
 
 @pytest.mark.parametrize("damage", [corrupt, truncated, empty, foreign])
-def test_a_damaged_manifest(damage: Damage, world: World, run: Path, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_named_and_annotate_rebuilds_it(
+    damage: Damage, world: World, run: Path, tmp_path: Path
+) -> None:
     damage(run / "manifest.json")
     for stage in ("inspect", "relabel", "train-dpo", "annotate"):
-        refused = told(world, stage, run, tmp_path)
+        refused = run_without_calls(world, stage, run, tmp_path)
         assert refused.code == 1, refused.said
         assert str(run / "manifest.json") in refused.said
         assert "remove it" in refused.said
     (run / "manifest.json").unlink()
-    assert told(world, "annotate", run, tmp_path).code == 0
-    as_before(world, run)
+    assert run_without_calls(world, "annotate", run, tmp_path).code == 0
+    assert_rows_unchanged(world, run)
 
 
 def middle(path: Path) -> None:
-    """A page of the table of calls."""
+    """Overwrites a page of the table of calls with zeros."""
     content = bytearray(path.read_bytes())
     content[7 * 4096 : 8 * 4096] = bytes(4096)
     path.write_bytes(content)
 
 
 @pytest.mark.parametrize("damage", [truncated, foreign, middle])
-def test_a_damaged_ledger(damage: Damage, world: World, run: Path, tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_named_and_annotate_rebuilds_it(
+    damage: Damage, world: World, run: Path, tmp_path: Path
+) -> None:
     damage(run / "ledger.sqlite")
-    (run / "manifest.json").unlink()  # all is pending again
-    refused = told(world, "annotate", run, tmp_path)
+    (run / "manifest.json").unlink()  # without it, all questions are pending
+    refused = run_without_calls(world, "annotate", run, tmp_path)
     assert refused.code == 1, refused.said
     assert f"{run}/ledger.sqlite: " in refused.said
     assert "move ledger.sqlite* and ledger.stored away" in refused.said
@@ -115,4 +121,4 @@ def test_a_damaged_ledger(damage: Damage, world: World, run: Path, tmp_path: Pat
     before = len(world.seeds)
     assert world.annotate(run).code == 0
     assert set(world.seeds[before:]) == stored_seeds(run) == stored_seeds(world.whole)
-    as_before(world, run)
+    assert_rows_unchanged(world, run)

@@ -1,4 +1,4 @@
-"""What an endpoint may do to a run: a real server on loopback, the real client, whole stages."""
+"""Faults of an endpoint: a real server on loopback, the real client, whole stages."""
 
 import asyncio
 import time
@@ -63,7 +63,7 @@ def request(number: int) -> SampleRequest:
 
 
 async def replies(asked: OpenAIEngine, calls: int) -> list[Completion]:
-    """So many calls at the same time; each must get the reply that is its own."""
+    """Makes `calls` calls at the same time; each must get its own reply."""
     said = await asyncio.gather(*(asked.sample(request(number)) for number in range(calls)))
     assert [one.text for one in said] == [str(number) for number in range(calls)]
     return said
@@ -74,7 +74,7 @@ def echo(body: dict[str, Any]) -> str:
 
 
 def at_first(fault: Reply, every: int = 1) -> Script:
-    """Meets the first request of every n-th call with the fault, and answers the next."""
+    """Answers the first request of every n-th call with the fault, and the next one normally."""
     seen: set[str] = set()
 
     def script(body: dict[str, Any]) -> Any:
@@ -88,7 +88,7 @@ def at_first(fault: Reply, every: int = 1) -> Script:
 
 
 def fresh(reply: Reply) -> Reply:
-    """An aiohttp response can be sent once."""
+    """Returns a copy of a response, because aiohttp can send each one only once."""
     if not isinstance(reply, web.Response):
         return reply
     named = {k: v for k, v in reply.headers.items() if k.lower() == "retry-after"}
@@ -111,7 +111,7 @@ def fresh(reply: Reply) -> Reply:
     ],
     ids=["429", "500", "502", "503", "reset", "truncated", "torn json", "wrong schema"],
 )
-async def test_a_passing_fault_costs_one_more_request(fault: Reply) -> None:
+async def test_a_transient_fault_costs_one_retry(fault: Reply) -> None:
     async with (
         FakeEndpoint(at_first(fault, every=3)) as server,
         engine(server, max_concurrency=4) as asked,
@@ -123,7 +123,7 @@ async def test_a_passing_fault_costs_one_more_request(fault: Reply) -> None:
 
 
 @pytest.mark.parametrize("fault", [stalled, hanging], ids=["slow body", "accepts and hangs"])
-async def test_a_silent_server_is_left_after_the_time_limit(fault: Reply) -> None:
+async def test_a_call_to_a_silent_server_is_retried_after_the_time_limit(fault: Reply) -> None:
     async with (
         FakeEndpoint(at_first(fault, every=3)) as server,
         engine(server, max_concurrency=4, timeout_s=1.0) as asked,
@@ -143,7 +143,7 @@ async def test_a_silent_server_is_left_after_the_time_limit(fault: Reply) -> Non
     ],
     ids=["reset", "truncated", "hangs", "502"],
 )
-async def test_a_fault_that_stays_is_told_as_what_it_is(fault: Reply, says: str) -> None:
+async def test_a_persistent_fault_is_reported_with_its_cause(fault: Reply, says: str) -> None:
     once = replace(HURRIED, attempts=1)
     script = at_first(fault)
     async with FakeEndpoint(script) as server, engine(server, once, timeout_s=0.5) as asked:
@@ -152,15 +152,18 @@ async def test_a_fault_that_stays_is_told_as_what_it_is(fault: Reply, says: str)
     assert not caught.value.fatal
 
 
-async def test_patience_outlasts_a_single_attempt() -> None:
+async def test_patience_is_at_least_the_time_limit_of_one_attempt() -> None:
     begin = asyncio.get_running_loop().time()
 
     def script(body: dict[str, Any]) -> Any:
         ill = asyncio.get_running_loop().time() - begin < 0.5
         return failure(500) if ill else echo(body)
 
-    hasty = replace(HURRIED, patience_s=0.1, attempts=100)
-    async with FakeEndpoint(script) as server, engine(server, hasty, timeout_s=60.0) as asked:
+    persistent = replace(HURRIED, patience_s=0.1, attempts=100)
+    async with (
+        FakeEndpoint(script) as server,
+        engine(server, persistent, timeout_s=60.0) as asked,
+    ):
         await replies(asked, 12)
 
 
@@ -193,7 +196,7 @@ async def test_patience_outlasts_a_single_attempt() -> None:
         "past date",
     ],
 )
-async def test_retry_after_in_all_its_forms(header: Any, asks: bool) -> None:
+async def test_retry_after_is_honoured_in_every_valid_form(header: Any, asks: bool) -> None:
     arrivals: list[float] = []
 
     def script(body: dict[str, Any]) -> Any:
@@ -205,11 +208,11 @@ async def test_retry_after_in_all_its_forms(header: Any, asks: bool) -> None:
     async with FakeEndpoint(script) as server, engine(server, max_concurrency=1) as asked:
         said = await replies(asked, 3)
     assert sum(one.attempts for one in said) == len(server.requests) == 4
-    if asks:  # the longest pause that the policy grants; nobody came during it
+    if asks:  # there must be no request during the longest pause that the policy grants
         assert arrivals[1] - arrivals[0] >= HURRIED.longest_retry_after_s
 
 
-async def test_a_full_server_gets_fewer_calls_at_once_and_none_is_lost() -> None:
+async def test_concurrency_drops_for_an_overloaded_server_and_no_call_is_lost() -> None:
     served = 0
 
     async def small(body: dict[str, Any]) -> Any:
@@ -222,7 +225,7 @@ async def test_a_full_server_gets_fewer_calls_at_once_and_none_is_lost() -> None
 
     async with FakeEndpoint(small) as server, engine(server, max_concurrency=64) as asked:
         await replies(asked, 300)
-        assert server.most <= 32, "what an unknown endpoint gets at first"
+        assert server.most <= 32, "concurrency of an unknown endpoint starts at 32"
         server.most = 0
         await replies(asked, 100)
     assert served == 400
@@ -230,7 +233,7 @@ async def test_a_full_server_gets_fewer_calls_at_once_and_none_is_lost() -> None
     assert len(server.requests) < 1.5 * 400
 
 
-async def test_an_endpoint_that_goes_away_and_comes_back_is_waited_for() -> None:
+async def test_calls_pause_during_an_outage_and_resume_after_it() -> None:
     said: list[str] = []
     noticed = asyncio.Event()
 
@@ -257,10 +260,12 @@ async def test_an_endpoint_that_goes_away_and_comes_back_is_waited_for() -> None
     assert "recovered after" in said[1]
     assert len(said) == 2
     assert away <= 20 + 8
-    assert max(Counter(map(echo, server.requests)).values()) == 2, "only what was cut is repeated"
+    assert max(Counter(map(echo, server.requests)).values()) == 2, (
+        "only interrupted calls may be repeated"
+    )
 
 
-async def test_an_endpoint_that_stays_away_ends_the_run() -> None:
+async def test_an_outage_longer_than_the_patience_ends_the_run() -> None:
     async def script(body: dict[str, Any]) -> str:
         if len(server.requests) == 20:
             await server.refuse()
@@ -277,7 +282,7 @@ async def test_an_endpoint_that_stays_away_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
-async def test_what_no_retry_can_mend_ends_the_run_at_the_first_call(status: int) -> None:
+async def test_a_permanent_error_ends_the_run_at_the_first_call(status: int) -> None:
     def script(_: dict[str, Any]) -> Any:
         return failure(status, f"not with {CANARY}")
 
@@ -286,7 +291,9 @@ async def test_what_no_retry_can_mend_ends_the_run_at_the_first_call(status: int
             await asked.sample(request(0))
     assert caught.value.fatal
     assert "canary" not in str(caught.value)
-    assert len(server.requests) == (2 if status == 403 else 1), "403 is tried with another prompt"
+    assert len(server.requests) == (2 if status == 403 else 1), (
+        "after a 403, another prompt is tried"
+    )
 
 
 def rows(run: Path, table: str) -> list[str]:
@@ -298,8 +305,8 @@ def hurry(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr("engines.endpoint.openai.RetryPolicy", partial(replace, made))
 
 
-class Mischief:
-    """A policy whose endpoint meets every call's first request with another fault, in turn."""
+class FaultyPolicy:
+    """Policy that answers the first request of 60 calls with one of eight faults, in turn."""
 
     def __init__(self) -> None:
         self.seen: Counter[int] = Counter()
@@ -324,19 +331,19 @@ class Mischief:
         return faults[self.met % len(faults)]
 
 
-def test_a_run_through_every_fault_has_the_rows_of_one_in_peace(
+def test_a_run_with_every_kind_of_fault_has_the_rows_of_an_undisturbed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hurry(monkeypatch, longest_retry_after_s=0.02)
-    peace, war, mischief = tmp_path / "peace" / "run", tmp_path / "war" / "run", Mischief()
+    peace, war, faulty = tmp_path / "peace" / "run", tmp_path / "war" / "run", FaultyPolicy()
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
         assert branchwise("annotate", config, peace) == 0
         calls = len(endpoint.requests)
-        endpoint.script = mischief
+        endpoint.script = faulty
         assert branchwise("annotate", config, war) == 0
-        assert mischief.met == 60
-        assert len(endpoint.requests) == 2 * calls + mischief.met
+        assert faulty.met == 60
+        assert len(endpoint.requests) == 2 * calls + faulty.met
     assert question_ids(war, "failures") == set()
     for table in ("pairs", "trees"):
         assert rows(war, table) == rows(peace, table)
@@ -348,7 +355,7 @@ def test_a_run_through_every_fault_has_the_rows_of_one_in_peace(
     )
 
 
-def test_a_run_whose_endpoint_dies_ends_in_words_and_continues_later(
+def test_a_run_ends_with_advice_when_its_endpoint_dies_and_resumes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hurry(monkeypatch, patience_s=1.0)
@@ -369,7 +376,7 @@ def test_a_run_whose_endpoint_dies_ends_in_words_and_continues_later(
         with Ledger(cut / "ledger.sqlite") as ledger:
             stored = ledger.totals().calls
             assert Counter(row.status for row in ledger.questions())["failed"] == 0, (
-                "an outage is no question's failure"
+                "an outage must not count as a failed question"
             )
         assert 0 < stored < calls
         endpoint.script = policy

@@ -1,7 +1,7 @@
-"""Flipped bits in a ledger's file: `verify` gives back what was committed, or says that it cannot.
+"""Flipped bits in a ledger's file: `verify` restores the committed rows or reports the damage.
 
-A stranger flipped a bit in a stored reply and removed a part: seven times in ten `verify` made the
-part again with other rows, noted their hash, and exited with 0.
+Without checksums, a flipped bit in a stored reply and a removed part made `verify` rebuild the part
+with different rows, record their hash, and exit with 0 in seven of ten cases.
 """
 
 import random
@@ -23,13 +23,13 @@ FLIPS = 4
 
 @pytest.fixture
 def run(run: Path) -> Path:
-    """A finished run of one's own, of which a part is lost."""
+    """A copy of the finished run with one part removed."""
     (run / LOST).unlink()
     return run
 
 
 def replies(run: Path) -> list[bytes]:
-    """The stored replies, as they lie in the file."""
+    """Returns the stored replies as raw bytes."""
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger:
         return [text for (text,) in ledger.execute("SELECT CAST(text AS BLOB) FROM calls")]
 
@@ -41,27 +41,27 @@ def flip(path: Path, place: int, bit: int) -> None:
 
 
 def flip_a_reply(run: Path, draw: random.Random) -> None:
-    """One bit of one stored reply."""
+    """Flips one bit of one stored reply."""
     ledger, stored = run / "ledger.sqlite", replies(run)
     content = ledger.read_bytes()
     reply = draw.choice(sorted(set(stored)))
     starts = [i for i in range(len(content)) if content.startswith(reply, i)]
     place, bit = draw.choice(starts) + draw.randrange(len(reply)), draw.randrange(8)
     flip(ledger, place, bit)
-    if replies(run) == stored:  # bytes that SQLite has no use for any more
+    if replies(run) == stored:  # SQLite no longer uses these bytes
         flip(ledger, place, bit)
         flip_a_reply(run, draw)
 
 
 def files(run: Path) -> dict[str, bytes]:
-    """What must not change; SQLite's own files come and go."""
+    """Returns all files that must not change, so none of SQLite's temporary ones."""
     kept = [path for path in run.rglob("*") if path.is_file() and "ledger" not in path.name]
     ledger = (run / "ledger.sqlite").read_bytes()
     return {str(path): path.read_bytes() for path in kept} | {"ledger": ledger}
 
 
 def verified(world: World, run: Path, *more: object) -> Ended:
-    """Verify; nothing may be asked of the endpoint, and nothing but what was committed is 0."""
+    """Verifies the run; it must make no call, and exit with 0 only if the rows are as committed."""
     asked = len(world.seeds)
     ended = world.stages.run("verify", "--run", run, *more)
     assert "Traceback" not in ended.said
@@ -74,7 +74,9 @@ def verified(world: World, run: Path, *more: object) -> Ended:
 
 
 @pytest.mark.parametrize("number", range(FLIPS))
-def test_a_bit_of_a_stored_reply(number: int, world: World, run: Path) -> None:
+def test_a_flipped_bit_in_a_stored_reply_is_reported_as_damage(
+    number: int, world: World, run: Path
+) -> None:
     ledger = run / "ledger.sqlite"
     flip_a_reply(run, random.Random(number))
     before = files(run)
@@ -84,11 +86,13 @@ def test_a_bit_of_a_stored_reply(number: int, world: World, run: Path) -> None:
     assert "--drop-damaged" in ended.said
     after = files(run)
     assert after.pop(str(run / LOST), None) in (None, (world.whole / LOST).read_bytes())
-    assert after == before, "another part may be mended; nothing else changes"
+    assert after == before, "the lost part may be restored; nothing else may change"
 
 
 @pytest.mark.parametrize("number", range(FLIPS))
-def test_a_bit_anywhere_in_the_ledger(number: int, world: World, run: Path) -> None:
+def test_a_bit_flipped_anywhere_in_the_ledger_never_changes_rows(
+    number: int, world: World, run: Path
+) -> None:
     draw, ledger = random.Random(100 + number), run / "ledger.sqlite"
     flip(ledger, draw.randrange(ledger.stat().st_size), draw.randrange(8))
     before = (run / "manifest.json").read_bytes()
@@ -99,7 +103,7 @@ def test_a_bit_anywhere_in_the_ledger(number: int, world: World, run: Path) -> N
         assert str(ledger) in ended.said
 
 
-def test_what_was_dropped_is_asked_for_again_and_nothing_else(world: World, run: Path) -> None:
+def test_only_the_dropped_call_is_repeated(world: World, run: Path) -> None:
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:
         (reply,) = ledger.execute(
             "SELECT key FROM calls JOIN questions USING (question_id) WHERE part = '00001' LIMIT 1"
@@ -119,10 +123,10 @@ def test_what_was_dropped_is_asked_for_again_and_nothing_else(world: World, run:
     assert verified(world, run).code == 0
 
 
-def test_annotate_neither_uses_nor_buys_again_what_is_damaged(world: World, run: Path) -> None:
+def test_annotate_neither_uses_nor_repeats_a_damaged_call(world: World, run: Path) -> None:
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:
         ledger.execute("UPDATE calls SET key = 'z' || substr(key, 2) WHERE rowid = 3")
-    (run / "manifest.json").unlink()  # all is pending again
+    (run / "manifest.json").unlink()  # without it, all questions are pending
     before = len(world.seeds)
     ended = world.annotate(run)
     assert ended.code == 1, ended.said

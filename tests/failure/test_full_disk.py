@@ -1,4 +1,4 @@
-"""A disk without room: the kernel itself refuses, and says so in the middle of a run."""
+"""Full disks: the kernel refuses a write in the middle of a run."""
 
 import os
 import re
@@ -23,13 +23,13 @@ FULL = [
     Seam("write", "*/.manifest.json-*", nth=3),
     Seam("write", "*/.config.yaml-*"),
 ]
-"""When the last room goes: before the ledger, a part, the manifest, the recipe is written."""
+"""When the disk fills up: before the ledger, a part, the manifest or the recipe is written."""
 CARD = Seam("write", "*/.README.md-*")
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
+    """Mounts a file system of 4 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)]
@@ -42,26 +42,32 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("seam", [*FULL, CARD], ids=str)
-def test_a_full_disk(seam: Seam, world: World, small_disk: Path) -> None:
+def test_a_full_disk_stops_the_run_which_resumes_when_there_is_room(
+    seam: Seam, world: World, small_disk: Path
+) -> None:
     run = small_disk / "run"
     stopped = world.annotate(run, seam=filling(seam, small_disk))
-    refused(stopped, run)
+    assert_refused(stopped, run)
     kept = committed(run)
-    refused(world.annotate(run), run)  # still no room
-    assert committed(run) == kept, "nothing committed is lost"
+    assert_refused(world.annotate(run), run)  # the disk is still full
+    assert committed(run) == kept, "committed work must not be lost"
     (small_disk / BALLAST).unlink()
     world.finish(run)
 
 
 @pytest.mark.parametrize("seam", FULL, ids=str)
-def test_a_limit_on_files(seam: Seam, world: World, tmp_path: Path) -> None:
+def test_a_limit_on_file_size_stops_the_run_which_resumes_without_it(
+    seam: Seam, world: World, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    refused(world.annotate(run, seam=replace(seam, then="shrink")), run)
+    assert_refused(world.annotate(run, seam=replace(seam, then="shrink")), run)
     world.finish(run)
 
 
-def test_a_log_without_room(world: World, small_disk: Path, tmp_path: Path) -> None:
-    """Nobody can read what the run says, which is no reason to lose anything."""
+def test_a_full_disk_for_the_log_loses_no_committed_work(
+    world: World, small_disk: Path, tmp_path: Path
+) -> None:
+    """The run cannot print its messages, but must keep its results."""
     run, log = tmp_path / "run", small_disk / "log.txt"
     assert world.annotate(run, seam=filling(FULL[0], small_disk), output=log).code in (0, 1)
     world.finish(run)
@@ -74,12 +80,12 @@ def filling(seam: Seam, disk: Path) -> Seam:
 
 
 def committed(run: Path) -> tuple[set[str], set[int]]:
-    """Questions of the manifest's parts, and replies of the ledger."""
+    """Returns the questions in the manifest's parts, and the seeds of the ledger's replies."""
     return question_ids(run, "trees"), stored_seeds(run)
 
 
-def refused(ended: Ended, run: Path) -> None:
-    """The message names what could not be written and what to do, without a traceback."""
+def assert_refused(ended: Ended, run: Path) -> None:
+    """Checks for exit code 1 and a message that names the unwritable file, without a traceback."""
     assert ended.code == 1, ended.said
     assert re.search(rf"(cannot write|cannot create).* {run}/\w", ended.said), ended.said
     assert "Traceback" not in ended.said

@@ -1,6 +1,6 @@
-"""A model folder from somebody else: code that it names never runs, and damage is a sentence.
+"""Model folders from untrusted sources: their code never runs, and damage is a short error.
 
-The stages are started as a person would, and end before they write or load anything.
+Stages run as from the command line, and end before they write or load anything.
 """
 
 import json
@@ -27,7 +27,7 @@ BASE = "../base"
 
 
 def tensors(**shapes: tuple[int, ...]) -> bytes:
-    """A safetensors file with zeros."""
+    """Returns a safetensors file whose tensors are all zeros."""
     header, place = {}, 0
     for name, shape in shapes.items():
         size = 4 * shape[0] * shape[1]
@@ -44,7 +44,7 @@ def lora(rank: int = 2) -> bytes:
 
 
 def policy(folder: Path, record: Any = None, config: Any = None, weights: bytes = b"") -> Path:
-    """A policy folder with an adapter."""
+    """Writes a policy folder with an adapter."""
     (folder / "adapter").mkdir(parents=True)
     (folder / "adapter" / "adapter_config.json").write_text(_json(config or LORA))
     (folder / "adapter" / "adapter_model.safetensors").write_bytes(weights or lora())
@@ -63,12 +63,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def base(tiny: Path, tmp_path: Path) -> Path:
-    """Merged weights that could be loaded."""
+    """Merged weights that can be loaded."""
     return Path(shutil.copytree(tiny, tmp_path / "base"))
 
 
-def asked(world: World, model: Path | str, *more: str, **how: Any) -> Ended:
-    """An annotation by the model in the embedded engine; it must end before it begins."""
+def annotate_with(world: World, model: Path | str, *more: str, **how: Any) -> Ended:
+    """Runs `annotate` with the model in the embedded engine; it must not create the run folder."""
     settings = ("policy.engine=openvino", "policy.base_url=null", f"policy.model={model}", *more)
     words = [word for setting in settings for word in ("--set", setting)]
     run = world.whole.parent / "never"
@@ -77,12 +77,13 @@ def asked(world: World, model: Path | str, *more: str, **how: Any) -> Ended:
     return ended
 
 
-def told(ended: Ended, *said: str) -> None:
+def assert_refused(ended: Ended, *said: str) -> None:
+    """Checks for exit code 2 and a short message with these words, without a traceback."""
     assert ended.code == 2, ended.said[-3000:]
     assert "Traceback" not in ended.said
     for words in said:
         assert words in ended.said
-    assert len(ended.said) < 4000, "a sentence"
+    assert len(ended.said) < 4000, "the message must be short"
 
 
 @pytest.mark.parametrize(
@@ -104,27 +105,33 @@ def told(ended: Ended, *said: str) -> None:
         ("5", "must name the base of the adapter"),
     ],
 )
-def test_what_an_adapter_sits_on(record: Any, says: str, world: World, tmp_path: Path) -> None:
+def test_an_invalid_base_of_an_adapter_is_refused(
+    record: Any, says: str, world: World, tmp_path: Path
+) -> None:
     policy(tmp_path / "policy", record)
     policy(tmp_path / "loop", {"base": "../policy"})
-    told(asked(world, tmp_path / "policy"), says)
+    assert_refused(annotate_with(world, tmp_path / "policy"), says)
 
 
-def test_a_long_line_of_folders(world: World, tmp_path: Path) -> None:
+def test_a_chain_of_2000_policy_folders_is_refused(world: World, tmp_path: Path) -> None:
     for number in range(2000):
         policy(tmp_path / str(number), {"base": f"../{number + 1}"})
-    told(asked(world, tmp_path / "0"), "more than 64 adapters in a chain")
+    assert_refused(annotate_with(world, tmp_path / "0"), "more than 64 adapters in a chain")
 
 
-def test_a_record_that_is_no_file(world: World, tmp_path: Path) -> None:
+def test_a_pipe_as_training_record_is_refused(world: World, tmp_path: Path) -> None:
     pipe(policy(tmp_path / "policy") / "training.json", tmp_path / "outside")
-    told(asked(world, tmp_path / "policy"), "policy/training.json: is a pipe")
+    assert_refused(annotate_with(world, tmp_path / "policy"), "policy/training.json: is a pipe")
 
 
 @pytest.mark.parametrize("name", ["training.json", "adapter/adapter_config.json"])
-def test_a_record_that_no_memory_holds(name: str, base: Path, world: World, tmp_path: Path) -> None:
+def test_a_record_larger_than_memory_is_refused(
+    name: str, base: Path, world: World, tmp_path: Path
+) -> None:
     sparse(policy(tmp_path / "policy") / name, tmp_path / "outside")
-    told(asked(world, tmp_path / "policy"), f"policy/{name}: has 10,737,418,240 bytes")
+    assert_refused(
+        annotate_with(world, tmp_path / "policy"), f"policy/{name}: has 10,737,418,240 bytes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,11 +148,11 @@ def test_a_record_that_no_memory_holds(name: str, base: Path, world: World, tmp_
         ({**LORA, "auto_map": {"Lora": "evil.Lora"}}, "`auto_map` names code"),
     ],
 )
-def test_the_configuration_of_an_adapter(
+def test_an_invalid_adapter_configuration_is_refused(
     config: Any, says: str, base: Path, world: World, tmp_path: Path
 ) -> None:
     policy(tmp_path / "policy", config=config)
-    told(asked(world, tmp_path / "policy"), says, "policy/adapter")
+    assert_refused(annotate_with(world, tmp_path / "policy"), says, "policy/adapter")
 
 
 def _other_end(weights: bytes) -> bytes:
@@ -169,16 +176,18 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_the_weights_of_an_adapter(
+def test_damaged_adapter_weights_are_refused(
     damage: Callable[[bytes], bytes], base: Path, world: World, tmp_path: Path
 ) -> None:
     policy(tmp_path / "policy", weights=damage(lora()) or b"\0")
-    told(asked(world, tmp_path / "policy"), "adapter_model.safetensors: cannot be read", "Restore")
+    assert_refused(
+        annotate_with(world, tmp_path / "policy"),
+        "adapter_model.safetensors: cannot be read",
+        "Restore",
+    )
 
 
-def test_an_adapter_of_another_model_is_refused_before_it_is_trained_on(
-    base: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_that_does_not_fit_its_base_is_refused(base: Path, tmp_path: Path) -> None:
     at = "base_model.model.model.layers.0.self_attn.q_proj"
     wide = tensors(**{f"{at}.lora_A.weight": (2, 640), f"{at}.lora_B.weight": (64, 2)})
     files = policy_files(str(policy(tmp_path / "policy", weights=wide)))
@@ -186,8 +195,8 @@ def test_an_adapter_of_another_model_is_refused_before_it_is_trained_on(
         load_policy(files)
 
 
-class _Runs:
-    """A pickle that makes a file when it is loaded."""
+class _TouchesFile:
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -197,11 +206,11 @@ class _Runs:
 
 
 @pytest.mark.parametrize("name", ["adapter/adapter_model.bin", "pytorch_model.bin", "model.pt"])
-def test_pickles_are_named_and_left_alone(name: str, world: World, tmp_path: Path) -> None:
+def test_pickles_are_refused_and_never_loaded(name: str, world: World, tmp_path: Path) -> None:
     path, marker = tmp_path / "policy" / name, tmp_path / "it-ran"
     path.parent.mkdir(parents=True)
-    path.write_bytes(pickle.dumps(_Runs(marker)))
-    told(asked(world, tmp_path / "policy"), f"{path} is a pickle", "never loaded")
+    path.write_bytes(pickle.dumps(_TouchesFile(marker)))
+    assert_refused(annotate_with(world, tmp_path / "policy"), f"{path} is a pickle", "never loaded")
     assert not marker.exists()
 
 
@@ -209,7 +218,7 @@ CODE = "from pathlib import Path\nPath({marker!r}).touch()\nclass Evil: ...\n"
 
 
 def with_code(folder: Path, name: str, marker: Path) -> Path:
-    """A model folder that names code of its own."""
+    """Adds code to a model folder and names it in the file `name`."""
     path = folder / name
     kept = json.loads(path.read_text()) if path.exists() else {}
     names = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
@@ -223,22 +232,26 @@ def with_code(folder: Path, name: str, marker: Path) -> Path:
     "name",
     ["config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json"],
 )
-def test_a_folder_that_brings_code(name: str, base: Path, world: World, tmp_path: Path) -> None:
+def test_code_in_a_model_folder_is_refused_and_never_run(
+    name: str, base: Path, world: World, tmp_path: Path
+) -> None:
     marker = tmp_path / "it-ran"
     with_code(base, name, marker)
     (base / "tokenizer.json").write_text("{}")
     for model in (base, policy(tmp_path / "policy")):
-        told(
-            asked(world, model),
+        assert_refused(
+            annotate_with(world, model),
             f"{name}: `auto_map` names code",
             "code in model folders is never run",
         )
-    served = asked(world, base, "policy.engine=vllm", "policy.base_url=null")
-    told(served, "`auto_map` names code")
+    served = annotate_with(world, base, "policy.engine=vllm", "policy.base_url=null")
+    assert_refused(served, "`auto_map` names code")
     assert not marker.exists()
 
 
-def test_a_hub_model_that_brings_code(base: Path, world: World, tmp_path: Path) -> None:
+def test_code_in_a_hub_model_is_refused_and_never_run(
+    base: Path, world: World, tmp_path: Path
+) -> None:
     marker, hub = tmp_path / "it-ran", tmp_path / "hub" / "models--owner--name"
     (hub / "refs").mkdir(parents=True)
     (hub / "refs" / "main").write_text("0123abc")
@@ -248,18 +261,20 @@ def test_a_hub_model_that_brings_code(base: Path, world: World, tmp_path: Path) 
     for blob in blobs.iterdir():
         (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
     at = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    told(asked(world, "hub:owner/name", environment=at), "`auto_map` names code")
+    assert_refused(annotate_with(world, "hub:owner/name", environment=at), "`auto_map` names code")
     assert not marker.exists()
 
 
-def test_a_dense_encoder_that_brings_code(base: Path, world: World, tmp_path: Path) -> None:
+def test_code_in_a_dense_encoder_is_refused_and_never_run(
+    base: Path, world: World, tmp_path: Path
+) -> None:
     pytest.importorskip("sentence_transformers")
     marker = tmp_path / "it-ran"
     with_code(base, "config.json", marker)
     settings = ("retrieval.kind=dense", f"retrieval.dense.model={base}")
     words = [word for setting in settings for word in ("--set", setting)]
     run = ("--run", tmp_path / "run", "--config", world.recipe)
-    told(world.stages.run("index", *run, *words), "`auto_map` names code")
+    assert_refused(world.stages.run("index", *run, *words), "`auto_map` names code")
     assert not marker.exists()
 
 
@@ -279,11 +294,11 @@ def test_a_dense_encoder_that_brings_code(base: Path, world: World, tmp_path: Pa
         (lambda b: _indexed(b, 5), "not an index of safetensors shards"),
     ],
 )
-def test_damaged_merged_weights(
+def test_damaged_merged_weights_are_refused(
     damage: Callable[[Path], object], says: str, base: Path, world: World
 ) -> None:
     damage(base)
-    told(asked(world, base), says)
+    assert_refused(annotate_with(world, base), says)
 
 
 def _changed(path: Path, **values: object) -> None:
@@ -298,15 +313,15 @@ def _indexed(base: Path, shard: object) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt"])
 @pytest.mark.parametrize("strange", [pipe, endless])
-def test_a_file_of_merged_weights_that_is_none(
+def test_pipes_and_devices_in_place_of_model_files_are_refused(
     strange: Strange, name: str, base: Path, world: World, tmp_path: Path
 ) -> None:
     strange(base / name, tmp_path / "outside")
-    told(asked(world, base), "not a regular file")
+    assert_refused(annotate_with(world, base), "not a regular file")
 
 
-def test_weights_may_be_links_to_files(base: Path, tmp_path: Path) -> None:
-    """The hub's own cache is made of them."""
+def test_model_files_may_be_links_to_files(base: Path, tmp_path: Path) -> None:
+    """The hub's own cache consists of such links."""
     linked = tmp_path / "linked"
     linked.mkdir()
     for file in base.iterdir():
@@ -315,7 +330,7 @@ def test_weights_may_be_links_to_files(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"model": 5}', "[" * 100_000])
-def test_a_damaged_tokenizer(text: str, base: Path) -> None:
+def test_a_damaged_tokenizer_is_refused(text: str, base: Path) -> None:
     (base / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_policy(policy_files(str(base)))
@@ -331,11 +346,13 @@ def test_a_damaged_tokenizer(text: str, base: Path) -> None:
         ('{"kind": ' + "9" * 5000 + "}", "Exceeds the limit"),
     ],
 )
-def test_a_reward_model(record: Any, says: str, world: World, tmp_path: Path) -> None:
+def test_an_invalid_reward_model_is_refused(
+    record: Any, says: str, world: World, tmp_path: Path
+) -> None:
     folder = tmp_path / "reward-model"
     folder.mkdir()
     (folder / "training.json").write_text(_json(record))
     (folder / "heads.safetensors").write_bytes(no_tensors("none"))
     trees = ("mcts={kind: chains, branches: 2}", "agent.protocol=evo-rag", "rewards.scheme=evo-rag")
     settings = (*trees, "pairs.score=reward_model", f"reward_model={folder}")
-    told(asked(world, "packaged", *settings), says)
+    assert_refused(annotate_with(world, "packaged", *settings), says)

@@ -1,6 +1,6 @@
-"""YAML and JSON that mean harm: a sentence with the file in it, exit code 2, and no wait.
+"""Hostile YAML and JSON: stages fail quickly with a short message that names the file.
 
-A stage that hangs is told of by `Stages`.
+`Stages` reports a stage that hangs.
 """
 
 import json
@@ -44,52 +44,55 @@ JSONS = {
 }
 
 
-def told(ended: Ended, *said: str, code: int = 2) -> None:
+def assert_refused(ended: Ended, *said: str, code: int = 2) -> None:
+    """Checks for the exit code and a short message with these words, without a traceback."""
     assert ended.code == code, ended.said[-3000:]
     assert "Traceback" not in ended.said
     for words in said:
         assert words in ended.said
-    assert len(ended.said) < 3000, "a sentence"
+    assert len(ended.said) < 3000, "the message must be short"
 
 
 @pytest.mark.parametrize(("text", "says"), RECIPES.values(), ids=RECIPES)
-def test_a_recipe(text: str, says: str, world: World, tmp_path: Path) -> None:
+def test_an_invalid_recipe_is_refused_with_file_and_line(
+    text: str, says: str, world: World, tmp_path: Path
+) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(text)
-    told(
+    assert_refused(
         world.stages.run("annotate", "--config", recipe, "--run", tmp_path / "run"), says, "recipe"
     )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("which", ["an anchor", "deep lists", "a date", "twice", "too long"])
-def test_a_recipe_of_a_run(which: str, world: World, run: Path) -> None:
+def test_an_invalid_recipe_in_a_run_folder_is_refused(which: str, world: World, run: Path) -> None:
     text, says = RECIPES[which]
     (run / "config.yaml").write_text(text)
-    told(world.stages.run("inspect", "--run", run), says, f"{run}/config.yaml")
+    assert_refused(world.stages.run("inspect", "--run", run), says, f"{run}/config.yaml")
     other = world.stages.run("annotate", "--config", world.recipe, "--run", run)
-    told(other, says, f"{run}/config.yaml")
+    assert_refused(other, says, f"{run}/config.yaml")
 
 
 @pytest.mark.parametrize(
     "value",
     ["[" * 5000, DIGITS, "&a [*a]", "2024-01-01"],
 )
-def test_a_setting_of_the_command_line(value: str, world: World, tmp_path: Path) -> None:
+def test_an_invalid_value_of_set_is_refused(value: str, world: World, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for key in ("seed", "data.mix"):
         ended = world.stages.run(
             "annotate", "--config", world.recipe, "--run", run, "--set", f"{key}={value}"
         )
-        told(ended, f"--set {key}: cannot parse the value")
+        assert_refused(ended, f"--set {key}: cannot parse the value")
 
 
 @pytest.mark.parametrize("text", JSONS.values(), ids=JSONS)
-def test_the_provenance(text: str, world: World, run: Path) -> None:
+def test_an_unreadable_provenance_is_refused(text: str, world: World, run: Path) -> None:
     (run / "provenance.json").write_text(text, encoding="latin-1")
     for stage in ("annotate", "relabel"):
         ended = world.stages.run(stage, "--config", world.recipe, "--run", run)
-        told(ended, f"{run}/provenance.json: cannot be read", "restore it")
+        assert_refused(ended, f"{run}/provenance.json: cannot be read", "restore it")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +104,11 @@ def test_the_provenance(text: str, world: World, run: Path) -> None:
         '{"parts": [{"table": "trees", "path": "../x", "sha256": "", "rows": 1}]}',
     ],
 )
-def test_the_manifest(text: str, world: World, run: Path) -> None:
+def test_an_invalid_manifest_is_refused(text: str, world: World, run: Path) -> None:
     (run / MANIFEST).write_text(text)
-    told(world.stages.run("inspect", "--run", run), f"{run}/manifest.json: not a manifest", code=1)
+    assert_refused(
+        world.stages.run("inspect", "--run", run), f"{run}/manifest.json: not a manifest", code=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,11 +119,13 @@ def test_the_manifest(text: str, world: World, run: Path) -> None:
         ("rewards: [1]", "rewards"),
     ],
 )
-def test_the_settings_of_a_relabelling(text: str, says: str, world: World, run: Path) -> None:
+def test_invalid_settings_of_a_relabelling_are_refused(
+    text: str, says: str, world: World, run: Path
+) -> None:
     assert world.stages.run("relabel", "--run", run, "--label", "mine").code == 0
     (run / "relabelled" / "mine" / "labelling.yaml").write_text(text)
     ended = world.stages.run("diagnose", "--run", run, "--label", "mine", "--no-model")
-    told(ended, says, f"{run}/relabelled/mine/labelling.yaml: cannot be read")
+    assert_refused(ended, says, f"{run}/relabelled/mine/labelling.yaml: cannot be read")
 
 
 @pytest.mark.parametrize(
@@ -128,10 +135,12 @@ def test_the_settings_of_a_relabelling(text: str, says: str, world: World, run: 
         ('{"id": "b", "question": "Who?", "answers": [NaN]}', "has NaN"),
     ],
 )
-def test_a_line_of_questions(line: str, says: str, world: World, tmp_path: Path) -> None:
+def test_an_invalid_line_of_questions_is_refused_with_its_number(
+    line: str, says: str, world: World, tmp_path: Path
+) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text(f'{{"id": "a", "question": "Who?", "answers": ["I"]}}\n{line}\n')
     ended = world.stages.run(
         "data", "--config", world.recipe, "--set", f"data.questions={json.dumps(str(path))}"
     )
-    told(ended, f"{path}:2: ", says)
+    assert_refused(ended, f"{path}:2: ", says)

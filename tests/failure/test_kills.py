@@ -1,4 +1,4 @@
-"""kill -9 anywhere: what was stored is not paid for again, and the rows are the same."""
+"""kill -9 at any moment: stored calls are not repeated, and the rows stay the same."""
 
 import math
 import os
@@ -44,11 +44,13 @@ SEAMS = [
     Seam("close"),
     Seam("close", when="after"),
 ]
-"""Before and after every write that a run is made of."""
+"""Before and after every write of a run."""
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=str)
-def test_a_kill_at_a_seam(seam: Seam, world: World, tmp_path: Path) -> None:
+def test_a_run_killed_before_or_after_a_write_resumes(
+    seam: Seam, world: World, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     killed = world.annotate(run, seam=seam)
     assert killed.code == -signal.SIGKILL, killed.said
@@ -56,11 +58,11 @@ def test_a_kill_at_a_seam(seam: Seam, world: World, tmp_path: Path) -> None:
 
 
 @dataclass
-class Deadly:
-    """The endpoint's script: when it has `left` requests left, the process dies.
+class KillingPolicy:
+    """Endpoint script that kills the process `pid` at the request number `left`.
 
     Attributes:
-        workers: what can be waited for: the processes that the one killed had begun.
+        workers: File descriptors of the killed process's children, to wait for their end.
     """
 
     left: int
@@ -77,20 +79,22 @@ class Deadly:
         return policy(request)
 
 
-def killed_at(request: int, world: World, run: Path, *more: str) -> None:
-    """Annotate until the endpoint receives a request, and nobody is left."""
-    deadly = Deadly(request)
-    with world.scripted(deadly):
+def kill_at(request: int, world: World, run: Path, *more: str) -> None:
+    """Annotates until the endpoint receives a request; all processes must then end."""
+    killing = KillingPolicy(request)
+    with world.scripted(killing):
         running = world.start(run, *more)
-        deadly.pid.set_result(running.pid)
+        killing.pid.set_result(running.pid)
         assert running.ended().code == -signal.SIGKILL
-        for worker in deadly.workers:
-            assert select.select([worker], [], [], CHECK_TIMEOUT_S)[0], "it ends with its parent"
+        for worker in killing.workers:
+            assert select.select([worker], [], [], CHECK_TIMEOUT_S)[0], (
+                "a worker must end with its parent"
+            )
             os.close(worker)
 
 
 def moments(number: int, seed: int) -> list[int]:
-    """Random moments, in percent of the calls of a whole run."""
+    """Returns random moments, in percent of the calls of a whole run."""
     return random.Random(seed).sample(range(1, 100), number)
 
 
@@ -99,29 +103,31 @@ def request_at(moment: int, world: World) -> int:
 
 
 @pytest.mark.parametrize("moment", moments(20, seed=3))
-def test_a_kill_when_a_request_arrives(moment: int, world: World, tmp_path: Path) -> None:
+def test_a_run_killed_when_a_request_arrives_resumes(
+    moment: int, world: World, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    killed_at(request_at(moment, world), world, run)
+    kill_at(request_at(moment, world), world, run)
     world.finish(run)
 
 
 @pytest.mark.parametrize(
     "moment", [40, *(pytest.param(m, marks=pytest.mark.long_failure) for m in moments(5, seed=4))]
 )
-def test_a_kill_leaves_no_worker(moment: int, world: World, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_worker(moment: int, world: World, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    killed_at(request_at(moment, world), world, run, "--workers", "2")
+    kill_at(request_at(moment, world), world, run, "--workers", "2")
     world.finish(run)
 
 
 @pytest.mark.long_failure
-def test_kills_without_end(world: World, tmp_path: Path) -> None:
-    """A run that never gets far is there in the end."""
+def test_a_run_that_is_killed_20_times_still_finishes(world: World, tmp_path: Path) -> None:
+    """Each attempt makes only part of the missing calls."""
     run, held = tmp_path / "run", set[int]()
     for moment in moments(20, seed=5):
         before = len(world.seeds)
         missing = stored_seeds(world.whole) - held
-        killed_at(math.ceil(moment / 1000 * len(missing)), world, run)
+        kill_at(math.ceil(moment / 1000 * len(missing)), world, run)
         assert not held & set(world.seeds[before:])
         assert held <= stored_seeds(run)
         held = stored_seeds(run)

@@ -1,4 +1,4 @@
-"""Numbers that no table holds are refused before a call is paid, and all others do their work."""
+"""Numbers too large for a table are refused before any call; all others work."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ FITS = "fit into 64 bits"
     ],
     ids=lambda given: given[:40],
 )
-def test_a_number_that_no_table_holds_is_refused(
+def test_settings_out_of_range_are_refused_before_any_call(
     setting: str, why: str, world: World, tmp_path: Path
 ) -> None:
     made = len(world.seeds)
@@ -41,7 +41,7 @@ def test_a_number_that_no_table_holds_is_refused(
 
 
 @pytest.mark.parametrize("seed", [MOST, -1])
-def test_every_64_bit_seed_is_one(seed: int, world: World, tmp_path: Path) -> None:
+def test_every_64_bit_seed_is_accepted(seed: int, world: World, tmp_path: Path) -> None:
     run = tmp_path / "run"
     grown = world.annotate(run, "--set", f"seed={seed}", "--limit", "2")
     assert grown.code == 0, grown.said
@@ -51,7 +51,10 @@ def test_every_64_bit_seed_is_one(seed: int, world: World, tmp_path: Path) -> No
     asked.write_text(json.dumps({"id": "x", "question": "Which sea?", "answers": ["Aral"]}))
     settings = {
         "evaluation.set": {"source": "jsonl", "questions": str(asked), "split": None},
-        "evaluation.policies": {"one": "policy", "two": "policy"},  # so that there is a difference
+        "evaluation.policies": {
+            "one": "policy",
+            "two": "policy",
+        },  # two, so that the table of differences has a row
     }
     words = [
         w for name, value in settings.items() for w in ("--set", f"{name}={json.dumps(value)}")
@@ -60,7 +63,7 @@ def test_every_64_bit_seed_is_one(seed: int, world: World, tmp_path: Path) -> No
     assert evaluated.code == 0, evaluated.said
 
 
-def test_hops_that_no_table_holds_are_named_by_their_line(world: World, tmp_path: Path) -> None:
+def test_hops_that_do_not_fit_their_column_are_refused(world: World, tmp_path: Path) -> None:
     questions, run = tmp_path / "questions.jsonl", tmp_path / "run"
     row = {"id": "x", "question": "Which sea?", "answers": ["Aral"], "hops": 40_000}
     questions.write_text(json.dumps(row))

@@ -1,4 +1,4 @@
-"""The guard that the chain's processes run under: nothing but this machine can be reached."""
+"""The guard for processes in tests: they can connect to loopback addresses only."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ TRIED = {
 
 
 @pytest.mark.parametrize("way", TRIED)
-def test_a_connection_to_elsewhere_is_refused_at_once(way: str) -> None:
+def test_a_connection_beyond_loopback_is_refused(way: str) -> None:
     imports = "import asyncio, socket; far = ('192.0.2.1', 9)"
     tried = subprocess.run(
         [sys.executable, "-c", f"{imports}; {TRIED[way]}"],

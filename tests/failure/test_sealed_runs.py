@@ -1,4 +1,4 @@
-"""A run goes on as what it was begun as: nobody edits or swaps its files without being told."""
+"""A run keeps its settings: edited or replaced files are refused with a message."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "eval": (),
     "doctor": (),
 }
-"""Stages that open a run, and what else they take."""
+"""Stages that open a run, with their other arguments."""
 PAIR = {
     "instruction": "Answer.",
     "input": "Question: Capital of France?",
@@ -42,19 +42,19 @@ PAIR = {
 
 @pytest.fixture
 def half(world: World, tmp_path: Path) -> Path:
-    """A run that a limit stopped half way."""
+    """A run that a token limit stopped half way."""
     run = tmp_path / "run"
-    stopped = world.annotate(run, *some_of_it())
+    stopped = world.annotate(run, *tight_limits())
     assert stopped.code == 3, stopped.said
     return run
 
 
-def some_of_it() -> tuple[str, ...]:
+def tight_limits() -> tuple[str, ...]:
     return ("--set", "limits.max_tokens=1000", "--set", "limits.max_questions_in_flight=1")
 
 
-def edited(path: Path, change: Callable[[Any], None]) -> None:
-    """Somebody's edit of a YAML or JSON file."""
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    """Edits a YAML or JSON file as a person would."""
     content = yaml.safe_load(path.read_text())
     change(content)
     path.write_text(json.dumps(content))  # JSON is YAML
@@ -68,8 +68,8 @@ def other_alpha_still(content: Any) -> None:
     content["rewards"]["alpha"] = 0.7
 
 
-def goes_on(world: World, run: Path) -> Ended:
-    """`annotate` with the run's own recipe; no call may be made for it."""
+def resume(world: World, run: Path) -> Ended:
+    """Runs `annotate` with the run's own recipe; it must make no call."""
     before = len(world.seeds)
     ended = world.stages.run("annotate", "--run", run)
     assert "Traceback" not in ended.said
@@ -84,11 +84,11 @@ def run_ids(run: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_edited_recipe_is_told_by_every_stage(
+def test_every_stage_refuses_an_edited_recipe(
     stage: str, world: World, half: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "pairs-in.json").write_text(json.dumps([PAIR]))
-    edited(half / "config.yaml", other_alpha)
+    edit(half / "config.yaml", other_alpha)
     kept = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
     made = len(world.seeds)
     more = [word.format(file=tmp_path / "pairs-in.json") for word in STAGES[stage]]
@@ -97,40 +97,42 @@ def test_an_edited_recipe_is_told_by_every_stage(
     assert NAMED in refused.said
     assert refused.said.count(", now ") == 1
     assert f"{half / 'config.yaml'}: was changed" in refused.said
-    assert "--run folder" in refused.said, "what to do"
+    assert "--run folder" in refused.said, "the message must say what to do"
     assert "Traceback" not in refused.said
-    assert len(world.seeds) == made + (stage == "doctor"), "its one token"
+    assert len(world.seeds) == made + (stage == "doctor"), "only `doctor` makes a call"
     assert kept == {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
 
 
-def test_a_restored_recipe_goes_on(world: World, half: Path) -> None:
+def test_a_run_resumes_after_its_recipe_is_restored(world: World, half: Path) -> None:
     before = (half / "config.yaml").read_text()
-    edited(half / "config.yaml", other_alpha)
-    assert goes_on(world, half).code == 2
+    edit(half / "config.yaml", other_alpha)
+    assert resume(world, half).code == 2
     with_its_own = world.annotate(half)
-    assert with_its_own.code == 2, "the file is wrong, whatever recipe is given"
+    assert with_its_own.code == 2, (
+        "config.yaml is wrong, so a recipe on the command line does not help"
+    )
     assert NAMED in with_its_own.said
     (half / "config.yaml").write_text(before)
     world.finish(half)
     assert len(run_ids(half)) == 1
 
 
-def test_several_edits_are_all_named(world: World, half: Path) -> None:
+def test_all_edits_of_a_recipe_are_listed(world: World, half: Path) -> None:
     def change(content: Any) -> None:
         other_alpha(content)
         content["seed"] = 7
-        content["mcts"].pop("c")  # its default, so no change
+        content["mcts"].pop("c")  # it has the default value, so nothing changes
         content["judge"] = {"model": "somebody"}
 
-    edited(half / "config.yaml", change)
-    said = goes_on(world, half).said
+    edit(half / "config.yaml", change)
+    said = resume(world, half).said
     assert NAMED in said
     assert "seed: was 0, now 7" in said
     assert "judge.model: was None, now 'somebody'" in said
     assert "mcts.c:" not in said
 
 
-def test_what_may_change_may_be_edited(world: World, half: Path) -> None:
+def test_limits_training_and_prices_may_be_edited(world: World, half: Path) -> None:
     def change(content: Any) -> None:
         content["limits"]["max_tokens"] = None
         content["limits"]["max_concurrency"] = 3
@@ -138,56 +140,56 @@ def test_what_may_change_may_be_edited(world: World, half: Path) -> None:
         content["policy"]["price_per_million"] = {"input": 0.1}
         content["policy"]["api_key_env"] = "OTHER_KEY"
 
-    edited(half / "config.yaml", change)
+    edit(half / "config.yaml", change)
     done = world.stages.run("annotate", "--run", half, environment={"OTHER_KEY": "test-key"})
     assert done.code == 0, done.said
     assert rows_of(half, "pairs") == rows_of(world.whole, "pairs")
 
 
-def test_another_labelling_lies_beside(world: World, half: Path) -> None:
+def test_a_relabelling_leaves_the_run_intact_and_is_sealed_too(world: World, half: Path) -> None:
     world.finish(half)
     relabelled = world.stages.run(
         "relabel", "--run", half, "--set", "rewards.alpha=0.5", "--label", "half"
     )
     assert relabelled.code == 0, relabelled.said
     assert world.stages.run("inspect", "--run", half).code == 0
-    assert goes_on(world, half).code == 0
+    assert resume(world, half).code == 0
     assert len(run_ids(half)) == 1
-    edited(half / "relabelled" / "half" / "labelling.yaml", other_alpha_still)
+    edit(half / "relabelled" / "half" / "labelling.yaml", other_alpha_still)
     diagnosed = world.stages.run("diagnose", "--run", half, "--label", "half", "--no-model")
     assert diagnosed.code == 2, diagnosed.said
     assert "labelling.yaml: was changed after the relabelling was made" in diagnosed.said
 
 
-def test_a_renamed_folder_keeps_its_run_id(world: World, half: Path, tmp_path: Path) -> None:
+def test_a_renamed_run_folder_keeps_its_run_id(world: World, half: Path, tmp_path: Path) -> None:
     (before,) = run_ids(half)
     moved = half.rename(tmp_path / "of-another-name")
     assert world.annotate(moved).code == 0
     assert run_ids(moved) == {before}
 
 
-def test_an_edited_manifest_is_no_manifest(world: World, half: Path) -> None:
-    edited(half / MANIFEST, lambda content: content.pop("seal"))
-    refused = goes_on(world, half)
+def test_an_edited_manifest_is_refused(world: World, half: Path) -> None:
+    edit(half / MANIFEST, lambda content: content.pop("seal"))
+    refused = resume(world, half)
     assert refused.code == 1, refused.said
     assert "its content changed since it was written" in refused.said
 
 
 def test_a_run_without_its_provenance_is_refused(world: World, half: Path) -> None:
     (half / "provenance.json").unlink()
-    refused = goes_on(world, half)
+    refused = resume(world, half)
     assert refused.code == 2, refused.said
     assert f"{half / 'provenance.json'}: is missing" in refused.said
 
 
-def test_a_manifest_that_is_gone_is_made_again(world: World, half: Path) -> None:
+def test_annotate_rebuilds_a_missing_manifest(world: World, half: Path) -> None:
     (half / MANIFEST).unlink()
     done = world.annotate(half)
     assert done.code == 0, done.said
     assert rows_of(half, "pairs") == rows_of(world.whole, "pairs")
 
 
-def test_a_ledger_that_is_gone_is_made_again_once_its_mark_is_removed(
+def test_a_missing_ledger_is_rebuilt_only_after_its_mark_is_removed(
     world: World, half: Path
 ) -> None:
     (half / "ledger.sqlite").unlink()
@@ -200,7 +202,7 @@ def test_a_ledger_that_is_gone_is_made_again_once_its_mark_is_removed(
     assert rows_of(half, "pairs") == rows_of(world.whole, "pairs")
 
 
-START_POLICY_FILE = [
+START_SEAMS = [
     Seam("half", "*/.provenance.json-*"),
     Seam("rename", "*/provenance.json"),
     Seam("rename", "*/provenance.json", "after"),
@@ -210,20 +212,22 @@ START_POLICY_FILE = [
     Seam("sql", "COMMIT"),
     Seam("sql", "COMMIT", "after"),
 ]
-"""Before and after every write that begins a run."""
+"""Before and after every write at the start of a run."""
 
 
-@pytest.mark.parametrize("seam", START_POLICY_FILE, ids=str)
-def test_a_run_that_was_killed_as_it_began_begins(seam: Seam, world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seam", START_SEAMS, ids=str)
+def test_a_run_killed_during_its_start_can_be_restarted(
+    seam: Seam, world: World, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     killed = world.annotate(run, seam=seam)
     assert killed.code == -9, killed.said
     world.finish(run)
-    assert goes_on(world, run).code == 0, "its files belong together"
+    assert resume(world, run).code == 0, "config.yaml and provenance.json must match"
 
 
-@pytest.mark.parametrize("seam", START_POLICY_FILE[:4], ids=str)
-def test_before_there_is_a_recipe_another_one_may_begin(
+@pytest.mark.parametrize("seam", START_SEAMS[:4], ids=str)
+def test_until_its_recipe_is_written_a_run_accepts_another_one(
     seam: Seam, world: World, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -231,7 +235,9 @@ def test_before_there_is_a_recipe_another_one_may_begin(
     world.finish(run)
 
 
-def test_somebody_else_s_files_of_those_names_stay(world: World, tmp_path: Path) -> None:
+def test_unrelated_files_with_names_of_a_run_are_not_overwritten(
+    world: World, tmp_path: Path
+) -> None:
     for name, content in (("provenance.json", "{}"), (MANIFEST, "{}")):
         run = tmp_path / name.partition(".")[0]
         run.mkdir()
@@ -242,8 +248,10 @@ def test_somebody_else_s_files_of_those_names_stay(world: World, tmp_path: Path)
         assert (run / name).read_text() == content
 
 
-def test_an_evaluation_begins_a_run(world: World, tmp_path: Path) -> None:
-    """What only an evaluation began is annotated under the same settings, or not at all."""
+def test_annotate_after_eval_needs_the_settings_that_eval_started_with(
+    world: World, tmp_path: Path
+) -> None:
+    """A run that `eval` started may only be annotated with the same settings."""
     run, asked = tmp_path / "run", {"source": "jsonl", "split": None, "limit": 1}
     questions = tmp_path / "asked.jsonl"
     questions.write_text(json.dumps({"id": "x", "question": "Which sea?", "answers": ["Aral"]}))
@@ -256,13 +264,13 @@ def test_an_evaluation_begins_a_run(world: World, tmp_path: Path) -> None:
     refused = world.annotate(run)
     assert refused.code == 2, refused.said
     assert "policy.temperature: was 0.3, now 0.8" in refused.said
-    # An evaluation asks with settings of its own, and its rows are of the run that holds them.
-    again = world.stages.run(
+    # An evaluation may use other sampling settings; its rows still belong to this run.
+    repeated = world.stages.run(
         *words, "--set", "policy.temperature=0.4", "--set", "agent.max_steps=5"
     )
-    assert again.code == 0, again.said
+    assert repeated.code == 0, repeated.said
     assert len(run_ids(run)) == 1
-    edited(run / "config.yaml", other_alpha)
+    edit(run / "config.yaml", other_alpha)
     refused = world.stages.run(*words)
     assert refused.code == 2, refused.said
     assert NAMED in refused.said

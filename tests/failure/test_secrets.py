@@ -1,4 +1,4 @@
-"""A key is in the environment and in the calls, and nowhere else."""
+"""API keys appear in the environment and in requests, never in files or output."""
 
 import signal
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ KEY = f"sk-{CANARY}/4+2="
 ENVIRONMENT = {"OPENAI_API_KEY": KEY}
 
 
-def indiscreet(request: dict[str, Any]) -> Any:
-    """A server that repeats the key whenever something goes wrong."""
+def echoing_key(request: dict[str, Any]) -> Any:
+    """Policy that includes the key in every error message."""
     asked = request["messages"][-1]["content"]
     if "currency" in asked:
         return failure(400, f"Bearer {KEY} asked too much; see ?key={quote(KEY, safe='')}")
@@ -36,12 +36,12 @@ def indiscreet(request: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def world(tmp_path: Path, stages: Stages) -> Iterator[World]:
-    with serving(indiscreet, key=KEY) as endpoint:
+    with serving(echoing_key, key=KEY) as endpoint:
         yield World(endpoint, recipe(tmp_path, endpoint.base_url), stages, tmp_path / "run")
 
 
-def held(folder: Path) -> list[str]:
-    """Where the canary is: in a file's bytes, or in the values of a packed one."""
+def places_of_canary(folder: Path) -> list[str]:
+    """Returns the files and tables that contain the canary, also inside compressed parquet."""
     found = [str(p) for p in folder.rglob("*") if p.is_file() and CANARY in read(p)]
     if (folder / "manifest.json").exists():
         tables = {part.table for part in load_manifest(folder).parts}
@@ -53,29 +53,31 @@ def read(path: Path) -> str:
     return path.read_bytes().decode("latin-1")
 
 
-def test_a_key_that_the_server_repeats_is_written_nowhere(
+def test_a_key_in_server_errors_is_redacted_in_files_and_output(
     world: World, stages: Stages, tmp_path: Path
 ) -> None:
     run = world.whole
     killed = world.annotate(run, seam=Seam("close"), environment=ENVIRONMENT)
     assert killed.code == -signal.SIGKILL, killed.said
-    assert (run / "ledger.sqlite-wal").stat().st_size, "SQLite's own log is looked through, too"
-    assert held(run) == []
+    assert (run / "ledger.sqlite-wal").stat().st_size, (
+        "the write-ahead log must exist, so that it is searched, too"
+    )
+    assert places_of_canary(run) == []
     done = world.annotate(run, environment=ENVIRONMENT)
     assert done.code == 4, done.said
     details = {row["detail"] for row in read_parts(run, "failures").to_pylist()}
     assert all("[key]" in detail for detail in details)
     assert len(details) == 2
-    told = [killed, done]
+    outputs = [killed, done]
     for stage in ("inspect", "relabel", "doctor"):
-        told.append(stages.run(stage, "--run", run, environment=ENVIRONMENT))
-    assert held(run) == held(tmp_path / "cache") == []
-    assert all(CANARY not in ended.said for ended in told)
+        outputs.append(stages.run(stage, "--run", run, environment=ENVIRONMENT))
+    assert places_of_canary(run) == places_of_canary(tmp_path / "cache") == []
+    assert all(CANARY not in ended.said for ended in outputs)
     sent = world.endpoint.headers
     assert {headers["Authorization"] for headers in sent} == {f"Bearer {KEY}"}
 
 
-def test_a_wrong_key_is_not_repeated(world: World) -> None:
+def test_a_wrong_key_is_not_shown_in_the_error(world: World) -> None:
     wrong = {"OPENAI_API_KEY": f"wrong-{CANARY}"}
     refused = world.annotate(world.whole, environment=wrong)
     assert refused.code == 1
@@ -85,7 +87,9 @@ def test_a_wrong_key_is_not_repeated(world: World) -> None:
 
 
 @pytest.mark.parametrize("odd", ["\n", "\r\nX-Evil: 1\n", "\x7f", "é", "\u2019"])
-def test_a_key_that_no_header_can_have_is_named_before_any_call(odd: str, world: World) -> None:
+def test_a_key_with_invalid_header_characters_is_refused_before_any_call(
+    odd: str, world: World
+) -> None:
     refused = world.annotate(world.whole, environment={"OPENAI_API_KEY": f"sk-{CANARY}{odd}x"})
     assert refused.code == 2, refused.said
     assert "the key in OPENAI_API_KEY contains a character that an HTTP header" in refused.said
@@ -108,8 +112,8 @@ ADDRESSES = ("policy.base_url", "judge.base_url", "verifier.base_url", "retrieva
         f"http://127.0.0.1:9/%73k-{CANARY}/v1",
     ],
 )
-def test_a_url_that_holds_a_key_is_refused(setting: str, url: str, world: World) -> None:
-    """Whether it is asked or not: it would stand in the run's recipe."""
+def test_a_url_that_contains_a_key_is_refused(setting: str, url: str, world: World) -> None:
+    """Also if the run does not use the address, because its recipe would contain the key."""
     refused = world.annotate(world.whole, "--set", f"{setting}={url}", environment=ENVIRONMENT)
     assert refused.code == 2, refused.said
     assert setting.rpartition(".")[2] in refused.said
@@ -135,7 +139,7 @@ def test_a_url_that_holds_a_key_is_refused(setting: str, url: str, world: World)
         f"policy.server_args=[--hf-token={CANARY}]",
     ],
 )
-def test_a_key_among_the_settings_is_refused_and_not_repeated(override: str, world: World) -> None:
+def test_a_key_in_the_settings_is_refused_and_not_shown(override: str, world: World) -> None:
     refused = world.annotate(world.whole, "--set", override, environment=ENVIRONMENT)
     assert refused.code == 2, refused.said
     assert CANARY not in refused.said

@@ -1,4 +1,4 @@
-"""kill -9 while questions are rated: nothing is paid twice, and labels and stages are the same."""
+"""kill -9 during `select`: no call is paid twice, and labels and stage files are the same."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ SEAMS = [
 
 
 def rater(request: dict[str, Any]) -> str:
-    """The little policy, which knows all about Lyon and nothing about money."""
+    """The tiny policy, always right about Lyon and always wrong about money."""
     reply, user = policy(request), request["messages"][-1]["content"]
     if not reply.startswith("<answer>"):
         return reply
@@ -46,8 +46,8 @@ def rater(request: dict[str, Any]) -> str:
 
 
 @dataclass
-class Rating:
-    """The little world behind one endpoint, and a selection that nothing befell."""
+class RatedWorld:
+    """The tiny questions behind one endpoint, and the run of an undisturbed selection (`whole`)."""
 
     endpoint: FakeEndpoint
     config: Path
@@ -60,11 +60,11 @@ class Rating:
 
 
 @pytest.fixture(scope="module")
-def rating(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[Rating]:
+def rating(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[RatedWorld]:
     folder = tmp_path_factory.mktemp("rating")
     with serving(rater) as endpoint:
         config = recipe(folder, endpoint.base_url, difficulty=DIFFICULTY)
-        found = Rating(endpoint, config, stages, folder / "run")
+        found = RatedWorld(endpoint, config, stages, folder / "run")
         ended = found.select(found.whole)
         assert ended.code == 0, ended.said
         yield found
@@ -75,7 +75,9 @@ def files_of(run: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=str)
-def test_a_killed_selection_resumes(seam: Seam, rating: Rating, tmp_path: Path) -> None:
+def test_a_killed_selection_resumes_to_the_same_labels(
+    seam: Seam, rating: RatedWorld, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     killed = rating.select(run, seam=seam)
     assert killed.code == -signal.SIGKILL, killed.said
@@ -85,7 +87,7 @@ def test_a_killed_selection_resumes(seam: Seam, rating: Rating, tmp_path: Path) 
     assert resumed.code == 0, resumed.said
     fresh = [request["seed"] for request in rating.endpoint.requests[before:]]
     assert len(fresh) == len(set(fresh))
-    assert not held & set(fresh), "a stored reply was asked for again"
+    assert not held & set(fresh), "a stored call was repeated"
     assert stored_seeds(run) == stored_seeds(rating.whole)
     assert rows_of(run, "select/difficulty") == rows_of(rating.whole, "select/difficulty")
     assert files_of(run) == files_of(rating.whole)
@@ -95,7 +97,9 @@ def test_a_killed_selection_resumes(seam: Seam, rating: Rating, tmp_path: Path) 
     assert sum(totals[label] for label in ("easy", "medium", "difficult", "unsolved")) == 6
 
 
-def test_a_kill_between_files_leaves_the_committed_labels(rating: Rating, tmp_path: Path) -> None:
+def test_a_kill_between_files_leaves_the_committed_labels(
+    rating: RatedWorld, tmp_path: Path
+) -> None:
     """A second selection with other settings must not damage the tables of the first."""
     run = tmp_path / "run"
     rating.select(run)

@@ -1,4 +1,4 @@
-"""Stopped, aborted, orphaned, out of memory: what was paid for is kept, and the run goes on."""
+"""Runs that are stopped, aborted, orphaned or out of memory keep their calls and can resume."""
 
 import os
 import select
@@ -23,7 +23,7 @@ ENVIRONMENT = {"OPENAI_API_KEY": "test-key"}
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
-    """Two questions at a time, each with one call under way: two requests are all that wait."""
+    """At most two questions at a time, each with one call in flight, so at most two wait."""
     folder = tmp_path_factory.mktemp("two")
     with opened_world(folder, stages, limits={"max_questions_in_flight": 2}) as opened:
         yield opened
@@ -31,21 +31,21 @@ def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[
 
 @pytest.fixture
 def held(world: World) -> Iterator[Held]:
-    """Half of a run's calls are answered."""
+    """Script that answers half of a run's calls and holds the others."""
     script = Held(free=len(stored_seeds(world.whole)) // 2, full_at=2)
     with world.scripted(script):
         yield script
 
 
 def half_done(world: World, held: Held, run: Path, *more: str, **how: object) -> Running:
-    """A run of which some questions are finished and two wait for the endpoint."""
+    """Starts a run; returns when some questions are finished and two wait for the endpoint."""
     running = world.start(run, *more, **how)
     assert held.full.wait(CHECK_TIMEOUT_S)
     return running
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_drains(
+def test_the_first_signal_drains_the_run(
     signum: signal.Signals, world: World, held: Held, tmp_path: Path
 ) -> None:
     run, before = tmp_path / "run", len(world.seeds)
@@ -57,12 +57,12 @@ def test_the_first_signal_drains(
     assert stopped.code == 130, stopped.said
     assert "stopping: calls in flight will finish" in stopped.said
     assert "rerun the same command" in stopped.said
-    assert world.seeds[before:] == paid, "no call begins after the signal"
-    assert stored_seeds(run) == set(paid), "calls under way are finished and stored"
+    assert world.seeds[before:] == paid, "no call may start after the signal"
+    assert stored_seeds(run) == set(paid), "calls in flight must be finished and stored"
     with Ledger(run / "ledger.sqlite") as ledger:
         status = {row.question_id: row.status for row in ledger.questions()}
     done = {identity for identity, now in status.items() if now == "done"}
-    assert done == question_ids(run, "trees") != set(), "finished questions are committed"
+    assert done == question_ids(run, "trees") != set(), "finished questions must be committed"
     assert list(status.values()).count("pending") == 6 - len(done)
     world.finish(run)
 
@@ -90,26 +90,26 @@ def test_the_first_signal_drains_workers(
         (signal.SIGHUP, signal.SIGTERM),
     ],
 )
-def test_the_second_signal_aborts(
+def test_the_second_signal_aborts_the_run(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     running = half_done(world, held, run)
     for signum in signals:
         os.kill(running.pid, signum)
-    aborted = running.ended()  # the endpoint never answered the calls under way
+    aborted = running.ended()  # the endpoint never answered the calls in flight
     assert aborted.code == 130, aborted.said
     assert "Traceback" not in aborted.said
-    assert question_ids(run, "trees"), "what was finished is committed all the same"
+    assert question_ids(run, "trees"), "finished questions must be committed all the same"
     held.release()
     world.finish(run)
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_a_closed_terminal_drains(
+def test_a_closed_terminal_drains_the_run(
     more: tuple[str, ...], world: World, held: Held, tmp_path: Path
 ) -> None:
-    """The kernel sends SIGHUP, and whatever is written from then on is an error."""
+    """The kernel sends SIGHUP, and every later write to the terminal fails."""
     run, before = tmp_path / "run", len(world.seeds)
     world.begin()
     words = ("annotate", "--config", world.recipe, "--run", run, *more)
@@ -119,16 +119,23 @@ def test_a_closed_terminal_drains(
         terminal.close()
         held.release()
         assert process.wait(CHECK_TIMEOUT_S) == 130
-    assert stored_seeds(run) == set(paid), "calls under way are finished and stored"
-    assert question_ids(run, "trees"), "finished questions are committed"
+    assert stored_seeds(run) == set(paid), "calls in flight must be finished and stored"
+    assert question_ids(run, "trees"), "finished questions must be committed"
     world.finish(run)
 
 
-def test_a_closed_terminal_ends_no_nohup(world: World, held: Held, tmp_path: Path) -> None:
+def test_a_run_under_nohup_survives_its_closed_terminal(
+    world: World, held: Held, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     words = ("annotate", "--config", world.recipe, "--run", run)
-    aside = ("sh", "-c", f'exec nohup "$@" > {shlex.quote(str(tmp_path / "said"))} 2>&1', "sh")
-    with on_a_terminal(words, ENVIRONMENT, before=aside) as (process, terminal):
+    under_nohup = (
+        "sh",
+        "-c",
+        f'exec nohup "$@" > {shlex.quote(str(tmp_path / "said"))} 2>&1',
+        "sh",
+    )
+    with on_a_terminal(words, ENVIRONMENT, before=under_nohup) as (process, terminal):
         assert held.full.wait(CHECK_TIMEOUT_S)
         terminal.close()
         held.release()
@@ -140,7 +147,7 @@ def test_a_closed_terminal_ends_no_nohup(world: World, held: Held, tmp_path: Pat
 def test_a_run_outlives_its_parent(
     listening: bool, world: World, held: Held, tmp_path: Path
 ) -> None:
-    """The parent is killed; with it goes, or not, whoever read what the run prints."""
+    """The parent is killed; the reader of the run's output is also gone unless `listening`."""
     run, printed = tmp_path / "run", tmp_path / "printed"
     os.mkfifo(printed)
     reader = os.open(printed, os.O_RDONLY | os.O_NONBLOCK)
@@ -153,11 +160,11 @@ def test_a_run_outlives_its_parent(
     if not listening:
         os.close(reader)
     held.release()
-    assert select.select([child], [], [], CHECK_TIMEOUT_S)[0], "it ends"
+    assert select.select([child], [], [], CHECK_TIMEOUT_S)[0], "the run must end"
     os.close(child)
     if listening:
         os.close(reader)
-        assert len(question_ids(run, "trees")) == 6, "nobody missed the parent"
+        assert len(question_ids(run, "trees")) == 6, "the run must finish without its parent"
     world.finish(run)
 
 
@@ -171,7 +178,9 @@ def test_a_run_outlives_its_parent(
     ],
     ids=str,
 )
-def test_out_of_memory(seam: Seam, world: World, tmp_path: Path) -> None:
+def test_a_run_out_of_memory_stops_with_advice_and_resumes(
+    seam: Seam, world: World, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     starved = world.annotate(run, seam=seam)
     assert starved.code == 1, starved.said

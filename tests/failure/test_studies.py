@@ -1,4 +1,4 @@
-"""A study that is stopped or killed, or whose stage is: the same command goes on."""
+"""A study that is stopped or killed, or whose stage is killed: the same command resumes it."""
 
 import os
 import select
@@ -17,12 +17,12 @@ from storage.parts import question_ids
 pytestmark = pytest.mark.failure
 
 LITTLE = {"pipelines.study.STUDIES": {"little": "little_study"}}
-"""It trains nothing, so its policy may be the test's endpoint."""
+"""Study without training, so its policy may be the test's endpoint."""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
-    """Two questions at a time, each with one call under way: two requests are all that wait."""
+    """At most two questions at a time, each with one call in flight, so at most two wait."""
     folder = tmp_path_factory.mktemp("studied")
     with opened_world(folder, stages, limits={"max_questions_in_flight": 2}) as opened:
         yield opened
@@ -30,7 +30,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[
 
 @pytest.fixture
 def held(world: World) -> Iterator[Held]:
-    """Half of a run's calls are answered."""
+    """Script that answers half of a run's calls and holds the others."""
     script = Held(free=len(stored_seeds(world.whole)) // 2, full_at=2)
     with world.scripted(script):
         yield script
@@ -42,7 +42,7 @@ def study(world: World, run: Path) -> Running:
 
 
 def half_done(world: World, held: Held, run: Path) -> Running:
-    """A study whose first stage waits for the endpoint."""
+    """Starts a study; returns when its first stage waits for the endpoint."""
     running = study(world, run)
     assert held.full.wait(CHECK_TIMEOUT_S)
     return running
@@ -54,20 +54,20 @@ def stage_of(running: Running) -> int:
 
 
 def noted(run: Path) -> list[tuple[str, str, int | None]]:
-    """Stage, event and exit code of every line of the journal."""
+    """Returns stage, event and exit code of every line of the journal."""
     events = Journal(run / "study" / "journal.jsonl").events()
     return [(one.command.split()[1], one.event, one.exit_code) for one in events]
 
 
-def goes_on(world: World, run: Path, stopped: tuple[str, str, int | None] | None) -> None:
-    """The same command finishes the study, and a third one finds nothing to do."""
+def assert_resumes(world: World, run: Path, stopped: tuple[str, str, int | None] | None) -> None:
+    """Checks that the same command finishes the study, and that a third one runs no stage."""
     before = set(stored_seeds(run))
     made = len(world.endpoint.requests)
     journal = noted(run)
     assert journal == [("annotate", "started", None), *([stopped] if stopped else [])]
     finished = study(world, run).ended()
     assert finished.code == 0, finished.said
-    assert not set(world.seeds[made:]) & before, "a stored reply was asked for again"
+    assert not set(world.seeds[made:]) & before, "a stored call was repeated"
     whole = [
         *journal,
         ("annotate", "started", None),
@@ -79,7 +79,7 @@ def goes_on(world: World, run: Path, stopped: tuple[str, str, int | None] | None
     assert verify_manifest(run) == []
     assert load_manifest(run).rows("relabelled/again/pairs") > 0
     assert study(world, run).ended().code == 0
-    assert noted(run) == whole, "nothing is run again"
+    assert noted(run) == whole, "no stage may run again"
     annotated = Journal(run / "study" / "journal.jsonl").by_command()[0]
     assert [event.event for event in annotated].count("started") == 2
     assert annotated[-1].exit_code == 0
@@ -93,34 +93,34 @@ def goes_on(world: World, run: Path, stopped: tuple[str, str, int | None] | None
         (signal.SIGHUP, signal.SIGTERM),
     ],
 )
-def test_both_signals_reach_the_stage(
+def test_a_study_forwards_both_signals_to_its_stage(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     running = half_done(world, held, run)
     for signum in signals:  # the first one drains, the second one aborts
         os.kill(running.pid, signum)
-    stopped = running.ended()  # the endpoint never answered the calls under way
+    stopped = running.ended()  # the endpoint never answered the calls in flight
     assert stopped.code == 130, stopped.said
     assert "rerun the same command to resume" in stopped.said
     held.release()
-    goes_on(world, run, ("annotate", "failed", 130))
+    assert_resumes(world, run, ("annotate", "failed", 130))
 
 
-def test_a_killed_study_takes_its_stage_with_it(world: World, held: Held, tmp_path: Path) -> None:
+def test_a_stage_ends_when_its_study_is_killed(world: World, held: Held, tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = half_done(world, held, run)
     stage = os.pidfd_open(stage_of(running))
     os.kill(running.pid, signal.SIGKILL)
     assert running.ended().code == -signal.SIGKILL
     held.release()
-    assert select.select([stage], [], [], CHECK_TIMEOUT_S)[0], "it ends with the study"
+    assert select.select([stage], [], [], CHECK_TIMEOUT_S)[0], "the stage must end with the study"
     os.close(stage)
-    assert len(question_ids(run, "trees")) < 6, "it was not left to work on by itself"
-    goes_on(world, run, None)
+    assert len(question_ids(run, "trees")) < 6, "the stage must not have finished on its own"
+    assert_resumes(world, run, None)
 
 
-def test_a_stage_that_is_killed_is_noted(world: World, held: Held, tmp_path: Path) -> None:
+def test_a_killed_stage_is_recorded_as_failed(world: World, held: Held, tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = half_done(world, held, run)
     os.kill(stage_of(running), signal.SIGKILL)
@@ -128,10 +128,10 @@ def test_a_stage_that_is_killed_is_noted(world: World, held: Held, tmp_path: Pat
     held.release()
     assert ended.code == 1, ended.said
     assert "signal 9" in ended.said
-    goes_on(world, run, ("annotate", "failed", -9))
+    assert_resumes(world, run, ("annotate", "failed", -9))
 
 
-def test_an_edited_recipe_of_a_study_is_put_back(world: World, held: Held, tmp_path: Path) -> None:
+def test_an_edited_recipe_of_a_study_is_restored(world: World, held: Held, tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = half_done(world, held, run)
     os.kill(stage_of(running), signal.SIGKILL)
@@ -141,5 +141,5 @@ def test_an_edited_recipe_of_a_study_is_put_back(world: World, held: Held, tmp_p
     before = kept.read_text()
     kept.write_text(before.replace("alpha: 0.9", "alpha: 0.5"))
     assert kept.read_text() != before
-    goes_on(world, run, ("annotate", "failed", -9))
+    assert_resumes(world, run, ("annotate", "failed", -9))
     assert kept.read_text() == before

@@ -1,7 +1,7 @@
-"""Whatever a stranger wrote, in any field that is ever shown: a terminal shows it, and no more.
+"""Hostile text in any field that is ever printed: it must not control the terminal.
 
-Every stage that prints runs as a process of its own on a pseudo-terminal. What reaches it must be
-text, our own styles and the moves of the live display; see `pseudo_terminal.reject_harmful`.
+Every stage that prints runs as a process of its own on a pseudo-terminal. It may print only text,
+our own styles and the cursor moves of the live display; see `pseudo_terminal.reject_harmful`.
 """
 
 import json
@@ -30,14 +30,14 @@ from storage.views import VIEWS
 pytestmark = pytest.mark.failure
 
 NAME = HOSTILE.replace("/", "|")
-"""As the name of a file or folder."""
+"""The hostile text as the name of a file or folder."""
 MODEL, JUDGE = f"policy{HOSTILE}", f"judge{HOSTILE}"
 
 
-def possessed(request: dict[str, Any]) -> Any:
-    """Good answers in bad words: all other fields, queries, some replies and the critiques.
+def hostile_policy(request: dict[str, Any]) -> Any:
+    """Returns good answers with hostile text in all other fields, queries and critiques.
 
-    The last question is refused, with an error to match.
+    Every tenth seed gets a reply of hostile text only. The last question gets a hostile error.
     """
     said = {"model": HOSTILE, "finish_reason": HOSTILE, "id": HOSTILE, "object": HOSTILE}
     if request["model"] == JUDGE:
@@ -53,7 +53,7 @@ def possessed(request: dict[str, Any]) -> Any:
 
 @dataclass
 class World:
-    """A hostile recipe, its endpoint, and the run made of both."""
+    """A hostile recipe, its endpoint, and the path of its run."""
 
     endpoint: FakeEndpoint
     recipe: Path
@@ -61,7 +61,7 @@ class World:
     stages: Stages
 
     def on_terminal(self, *arguments: object, **more: Any) -> tuple[Ended, PseudoTerminal]:
-        """Run a stage on a terminal of its own."""
+        """Runs a stage on a terminal of its own."""
         environment = PseudoTerminal.environment | more.pop("environment", {})
         with PseudoTerminal() as terminal:
             ended = self.stages.run(
@@ -73,7 +73,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("hostile")
-    with serving(possessed, models=(MODEL, JUDGE, HOSTILE)) as endpoint:
+    with serving(hostile_policy, models=(MODEL, JUDGE, HOSTILE)) as endpoint:
         at_endpoint = {"engine": "openai", "base_url": endpoint.base_url}
         config = recipe(
             folder,
@@ -121,17 +121,19 @@ def annotated(world: World) -> PseudoTerminal:
 
 @pytest.fixture(scope="module")
 def run(world: World, annotated: PseudoTerminal) -> Path:
-    """The run."""
+    """The folder of the annotated run."""
     return world.run
 
 
-def test_what_an_endpoint_says_is_text(annotated: PseudoTerminal) -> None:
+def test_hostile_replies_are_escaped_on_the_terminal(annotated: PseudoTerminal) -> None:
     annotated.harmless("annotate: counted", "answered as \\x1b]0;pwned\\x07")
 
 
-def test_the_files_of_a_run_can_be_shown(world: World, run: Path) -> None:
+def test_text_files_of_a_run_are_safe_to_display(world: World, run: Path) -> None:
     pairs = table_to_records(read_parts(run, "pairs"), Pair)
-    assert any(HOSTILE in pair.chosen[0].content for pair in pairs), "data is kept as it was"
+    assert any(HOSTILE in pair.chosen[0].content for pair in pairs), (
+        "stored data must not be escaped"
+    )
     assert read_parts(run, "failures").num_rows == 1
     for stage in (["eval"], ["diagnose", "--no-model"]):
         assert world.stages.run(*stage, "--run", run).code == 0
@@ -169,12 +171,12 @@ STAGES = {
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_shows_a_stranger_s_words_as_text(
+def test_every_stage_escapes_hostile_text(
     name: str, world: World, run: Path, tmp_path: Path
 ) -> None:
     arguments, shown = STAGES[name]
-    stands_for = {"RUN": str(run), "CONFIG": str(world.recipe)}
-    words = [stands_for.get(word, word.replace("FOLDER", str(tmp_path))) for word in arguments]
+    placeholders = {"RUN": str(run), "CONFIG": str(world.recipe)}
+    words = [placeholders.get(word, word.replace("FOLDER", str(tmp_path))) for word in arguments]
     ended, terminal = world.on_terminal(*words)
     assert "Traceback" not in terminal.said
     assert ended.code in {0, 2} or name == "export to", terminal.said
@@ -191,7 +193,7 @@ HOSTILE_RECIPES = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_RECIPES)
-def test_what_a_recipe_holds_is_text(name: str, world: World, tmp_path: Path) -> None:
+def test_errors_about_a_hostile_recipe_are_escaped(name: str, world: World, tmp_path: Path) -> None:
     config = tmp_path / f"{NAME}.yaml"
     config.write_text(HOSTILE_RECIPES[name], encoding="utf-8")
     ended, terminal = world.on_terminal("data", "--config", config, "--run", tmp_path / "run")
@@ -201,7 +203,7 @@ def test_what_a_recipe_holds_is_text(name: str, world: World, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def filled(world: World, run: Path) -> Path:
-    """A run whose every text, of every column of every table, is hostile."""
+    """A run with hostile text in every text column of every table."""
     folder = run.parent / "filled"
     folder.mkdir()
     for name in ("config.yaml", "provenance.json"):
@@ -216,7 +218,7 @@ def filled(world: World, run: Path) -> Path:
 
 
 def hostile_value(kind: pa.DataType) -> Any:
-    """A value of this type, all of whose texts are hostile."""
+    """Returns a value of this type in which every text is hostile."""
     if pa.types.is_string(kind):
         return HOSTILE
     if pa.types.is_list(kind):
@@ -226,7 +228,7 @@ def hostile_value(kind: pa.DataType) -> Any:
     return True if pa.types.is_boolean(kind) else 1
 
 
-def test_every_column_is_shown_as_text(world: World, filled: Path) -> None:
+def test_sql_results_are_escaped_in_every_column(world: World, filled: Path) -> None:
     for view in VIEWS:
         sql = f"select * from {view}"
         ended, terminal = world.on_terminal(
@@ -236,7 +238,7 @@ def test_every_column_is_shown_as_text(world: World, filled: Path) -> None:
         terminal.harmless()
 
 
-def test_canned_queries_show_every_column_as_text(world: World, filled: Path) -> None:
+def test_canned_queries_escape_every_column(world: World, filled: Path) -> None:
     ended, terminal = world.on_terminal("inspect", "--run", filled)
     assert ended.code == 0, terminal.said
     terminal.harmless()
@@ -251,7 +253,7 @@ HOSTILE_SQL = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_SQL)
-def test_sql_and_its_errors_are_text(name: str, world: World, filled: Path) -> None:
+def test_sql_headings_and_errors_are_escaped(name: str, world: World, filled: Path) -> None:
     sql, code = HOSTILE_SQL[name]
     ended, terminal = world.on_terminal("inspect", "--run", filled, environment={"SQL": sql})
     assert ended.code == code, terminal.said
@@ -259,7 +261,7 @@ def test_sql_and_its_errors_are_text(name: str, world: World, filled: Path) -> N
 
 
 @pytest.mark.parametrize("field", ["id", HOSTILE])
-def test_faults_of_question_files_are_text(field: str, world: World, tmp_path: Path) -> None:
+def test_errors_about_question_files_are_escaped(field: str, world: World, tmp_path: Path) -> None:
     broken = tmp_path / f"{NAME}.jsonl"
     row = {"id": HOSTILE, "question": HOSTILE, "answers": ["x"], field: {HOSTILE: HOSTILE}}
     same = {"id": HOSTILE, "question": HOSTILE, "answers": ["x"]}
@@ -287,7 +289,7 @@ thread = threading.Thread(target=lambda: {{}}[said])
 thread.start()
 thread.join()
 """
-"""Ways to print that pass by the console; the last one is an error that no one foresaw."""
+"""Ways to print that bypass the console; the last one is an unhandled error in a thread."""
 LIVE = r"""
 import asyncio
 from runs.progress import Progress
@@ -306,10 +308,10 @@ asyncio.run(shown())
 
 
 @pytest.mark.parametrize("more", ["", LIVE, "raise RuntimeError(said)"])
-def test_whoever_prints_prints_text(more: str) -> None:
+def test_output_that_bypasses_the_console_is_escaped(more: str) -> None:
     with PseudoTerminal() as terminal:
         done = subprocess.run(
-            # Whoever prints begins lines of their own.
+            # The program may begin lines itself, so the mark of forged lines is replaced.
             [sys.executable, "-c", (PRINTED + more).replace("FORGED", "printed")],
             stdin=subprocess.DEVNULL,
             stdout=terminal.descriptor,
@@ -325,11 +327,11 @@ NARROW = {
     "latin-1": {"PYTHONIOENCODING": "latin-1"},
     "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
 }
-"""Terminals and pipes that cannot hold what we print: box drawings, minus signs, other scripts."""
+"""Encodings without some characters that we print: box drawings, minus signs, other scripts."""
 
 
 @pytest.mark.parametrize("encoding", NARROW)
-def test_an_encoding_that_lacks_a_character_ends_no_stage(
+def test_stages_work_with_an_encoding_that_lacks_characters(
     encoding: str, world: World, run: Path, tmp_path: Path
 ) -> None:
     row = {"id": "ø", "question": "ما هي عاصمة 日本 é?", "answers": ["東京"], "type": "日本"}
@@ -367,7 +369,7 @@ def test_an_encoding_that_lacks_a_character_ends_no_stage(
             assert json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_name_that_is_not_unicode_ends_no_stage(world: World, tmp_path: Path) -> None:
+def test_a_folder_name_that_is_not_unicode_is_escaped(world: World, tmp_path: Path) -> None:
     name = os.fsdecode(b"run-\xff\x9b31m")
     ended, terminal = world.on_terminal(
         "annotate", "--config", world.recipe, "--run", tmp_path / name

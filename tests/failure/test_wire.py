@@ -1,4 +1,4 @@
-"""What goes over the wire: to the host that the recipe names, to no other, and back in bounds."""
+"""Network traffic: requests go only to the host in the recipe, and replies are bounded."""
 
 import asyncio
 import gzip
@@ -59,7 +59,7 @@ async def searched(_: web.Request) -> web.Response:
     return web.json_response({"result": [[hit]]})
 
 
-def pointing(status: int, location: str) -> Answer:
+def redirecting(status: int, location: str) -> Answer:
     async def answer(_: web.Request) -> web.Response:
         body = json.dumps(completion("stolen"))
         return web.Response(status=status, headers={"Location": location}, text=body)
@@ -68,11 +68,11 @@ def pointing(status: int, location: str) -> Answer:
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_a_call_is_not_carried_to_another_host(status: int) -> None:
+async def test_a_redirected_call_does_not_reach_another_host(status: int) -> None:
     async with listening(answering) as other:
         target = f"{other.address}/v1/chat/completions?leak={KEY}"
         async with (
-            listening(pointing(status, target)) as server,
+            listening(redirecting(status, target)) as server,
             engine(f"{server.address}/v1") as asked,
         ):
             with pytest.raises(EndpointError, match=f"answered {status}.*redirect") as caught:
@@ -87,10 +87,10 @@ async def test_a_call_is_not_carried_to_another_host(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_nor_is_a_look_at_the_server(status: int) -> None:
+async def test_a_redirected_model_list_does_not_reach_another_host(status: int) -> None:
     async with (
         listening(answering) as other,
-        listening(pointing(status, f"{other.address}/v1/models")) as server,
+        listening(redirecting(status, f"{other.address}/v1/models")) as server,
     ):
         with pytest.raises(EndpointError, match=f"answered {status}.*redirect") as caught:
             async with engine(f"{server.address}/v1", structured_output="auto"):
@@ -100,7 +100,7 @@ async def test_nor_is_a_look_at_the_server(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "told"),
+    ("location", "message"),
     [
         ("/v2/chat", "another path of http://127.0.0.1:"),
         ("//user:hunter2@evil.example:8443/hunter2?hunter2", "http://evil.example:8443. Redirects"),
@@ -111,23 +111,25 @@ async def test_nor_is_a_look_at_the_server(status: int) -> None:
         ("", "another path of http://127.0.0.1:"),
     ],
 )
-async def test_of_where_it_points_scheme_and_host_are_told(location: str, told: str) -> None:
+async def test_redirect_errors_name_only_scheme_and_host_of_the_target(
+    location: str, message: str
+) -> None:
     async with (
-        listening(pointing(307, location)) as server,
+        listening(redirecting(307, location)) as server,
         engine(f"{server.address}/v1") as asked,
     ):
         with pytest.raises(EndpointError, match="redirect") as caught:
             await asked.sample(REQUEST)
-    assert f"a redirect to {told}" in str(caught.value)
+    assert f"a redirect to {message}" in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_nor_is_a_search(status: int) -> None:
+async def test_a_redirected_search_does_not_reach_another_host(status: int) -> None:
     async with (
         listening(searched) as other,
-        listening(pointing(status, f"{other.address}/retrieve")) as server,
+        listening(redirecting(status, f"{other.address}/retrieve")) as server,
     ):
         with pytest.raises(RetrievalError, match=f"answered {status}.*redirect") as caught:
             await HttpRetriever(server.address).search("Paris", 3)
@@ -135,19 +137,19 @@ async def test_nor_is_a_search(status: int) -> None:
     assert other.requests == []
 
 
-def test_a_run_whose_endpoint_begins_to_redirect_ends_and_continues(
+def test_a_run_ends_when_its_endpoint_redirects_and_resumes_later(
     world: World, tmp_path: Path
 ) -> None:
     run, before = tmp_path / "run", len(world.endpoint.requests)
     with serving(lambda _: "stolen") as other:
 
-        def turning(request: dict[str, Any]) -> Any:
+        def redirecting_later(request: dict[str, Any]) -> Any:
             if len(world.endpoint.requests) < before + 30:
                 return policy(request)
             url = f"{other.base_url}/chat/completions"
             return web.Response(status=307, headers={"Location": url})
 
-        with world.scripted(turning):
+        with world.scripted(redirecting_later):
             ended = world.annotate(run)
         assert other.requests == []
     assert ended.code == 1, ended.said
@@ -156,14 +158,14 @@ def test_a_run_whose_endpoint_begins_to_redirect_ends_and_continues(
     world.finish(run)
 
 
-async def test_cookies_are_not_kept() -> None:
-    async def baking(_: web.Request) -> web.Response:
+async def test_cookies_are_not_sent_back() -> None:
+    async def setting_cookie(_: web.Request) -> web.Response:
         baked = web.json_response(completion("Paris"))
         baked.set_cookie("session", "who-you-are")
         return baked
 
-    async with listening(baking) as server:
-        # Of a host by number aiohttp keeps none anyway.
+    async with listening(setting_cookie) as server:
+        # For a numeric host, aiohttp never keeps cookies.
         named = server.address.replace("127.0.0.1", "localhost")
         async with engine(f"{named}/v1") as asked:
             for _ in range(3):
@@ -173,7 +175,7 @@ async def test_cookies_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "[::1]", "localhost"])
-async def test_a_proxy_is_not_asked_for_this_machine(
+async def test_loopback_addresses_bypass_the_proxy(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listened = {"[::1]": "::1", "127.0.0.2": "127.0.0.2"}.get(host, "127.0.0.1")
@@ -188,10 +190,10 @@ async def test_a_proxy_is_not_asked_for_this_machine(
     assert len(server.requests) == 1
 
 
-async def test_what_a_proxy_of_the_environment_sees_of_http(
+async def test_a_proxy_sees_http_requests_and_netrc_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the guide says: everything. A password for the host in ~/.netrc is not looked for."""
+    """A proxy sees whole HTTP requests, as the guide says. A password in ~/.netrc is not sent."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine model.invalid login me password hunter2\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -208,7 +210,7 @@ async def test_what_a_proxy_of_the_environment_sees_of_http(
     assert "Authorization" not in search_proxy.headers[0]
 
 
-async def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_proxy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     async with engine("http://model.invalid/v1") as asked:
         with pytest.raises(EndpointError, match="the proxy for") as caught:
@@ -217,7 +219,7 @@ async def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_openssl
-async def test_the_certificate_file_that_a_message_recommends_works_on_loopback(
+async def test_the_recommended_ssl_cert_file_works_for_engine_and_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, context = certificate(tmp_path)
@@ -252,7 +254,7 @@ from retrieval.http import HttpRetriever
 from base.errors import BranchwiseError
 
 def held():
-    # Not `getrusage`: a child's maximum begins at what its parent held.
+    # Not `getrusage`: a child's maximum starts at its parent's memory.
     return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 
 async def ask(url):
@@ -278,7 +280,7 @@ asyncio.run(both())
 
 
 def packed(how: str, status: int) -> Answer:
-    """A reply that is 200 MB of JSON, packed or sent as it is."""
+    """Answers with 200 MB of JSON, compressed or not."""
     pack: dict[str, Callable[[bytes], bytes]] = {
         "gzip": lambda body: gzip.compress(body, 1),
         "deflate": lambda body: zlib.compress(body, 1),
@@ -293,10 +295,10 @@ def packed(how: str, status: int) -> Answer:
     return answer
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells a process's largest size")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc for peak memory")
 @pytest.mark.parametrize("status", [200, 400])
 @pytest.mark.parametrize("how", ["gzip", "deflate", "identity"])
-async def test_a_reply_that_unpacks_to_200_mb_takes_little_memory(how: str, status: int) -> None:
+async def test_a_reply_of_200_mb_is_refused_with_little_memory(how: str, status: int) -> None:
     async with listening(answering) as usual, listening(packed(how, status)) as huge:
         child = await asked_by_a_child(usual, huge)
     *said, grown = child.splitlines()
@@ -305,7 +307,7 @@ async def test_a_reply_that_unpacks_to_200_mb_takes_little_memory(how: str, stat
     assert len(refused) == 3, said
     if status == 200:
         assert all("more than 8,388,608 bytes" in line for line in refused)
-    assert len(huge.requests) == 3, "what was refused for its size is not asked for again"
+    assert len(huge.requests) == 3, "a reply refused for its size must not be requested again"
 
 
 async def asked_by_a_child(usual: Listener, huge: Listener) -> str:
@@ -320,7 +322,7 @@ async def asked_by_a_child(usual: Listener, huge: Listener) -> str:
     return said.decode()
 
 
-def test_what_the_ledger_keeps_of_a_reply_is_bounded(stages: Stages, tmp_path: Path) -> None:
+def test_overlong_replies_are_stored_as_empty(stages: Stages, tmp_path: Path) -> None:
     def endless(request: dict[str, Any]) -> Any:
         if request["seed"] % 4:
             return policy(request)
@@ -331,16 +333,16 @@ def test_what_the_ledger_keeps_of_a_reply_is_bounded(stages: Stages, tmp_path: P
         run = tmp_path / "run"
         done = stages.run("annotate", "--config", config, "--run", run)
         assert done.code == 0, done.said
-        endless_ones = sum(request["seed"] % 4 == 0 for request in endpoint.requests)
-    told = [line for line in done.said.splitlines() if "kept as empty" in line]
-    assert len(told) == 1, done.said
-    assert endless_ones
-    assert str(endless_ones) in told[0].replace("│", " ").split()
+        overlong_ones = sum(request["seed"] % 4 == 0 for request in endpoint.requests)
+    reported = [line for line in done.said.splitlines() if "kept as empty" in line]
+    assert len(reported) == 1, done.said
+    assert overlong_ones
+    assert str(overlong_ones) in reported[0].replace("│", " ").split()
     held = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
     assert held < 2_000_000
 
 
-async def test_a_text_that_tokens_can_be_is_kept_whole() -> None:
+async def test_texts_are_kept_up_to_65536_characters() -> None:
     texts = ["x" * 65_536, "x" * 65_537]
     async with (
         FakeEndpoint(lambda _: texts.pop(0)) as server,

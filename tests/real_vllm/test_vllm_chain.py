@@ -1,7 +1,7 @@
-"""A real vLLM server in place of the embedded engine: one engine, observed; and the chain.
+"""A real vLLM server instead of the embedded engine, for single calls and for whole stages.
 
-`make test-vllm`. Everything runs on the CPU with the shipped policy: an adapter on the packaged
-model.
+Run by `make test-vllm`. Everything runs on the CPU with the shipped policy, an adapter on the
+packaged model.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ LOOPBACK_ONLY = REPOSITORY / "tests" / "support" / "loopback_only"
 POLICY = str(REPOSITORY / "models" / "smollm2-135m-atlas")
 SETTINGS = ModelSettings(engine="vllm", model=POLICY)
 STEP_TOKENS = 2048
-"""What the observed server takes in one step; as much as its longest prompt, as on any CPU."""
+"""Most tokens that the server takes in one step; equal to its longest prompt, as on any CPU."""
 CHECK_TIMEOUT_S = 1800.0
-"""What takes longer has hung; nothing is measured by it."""
+"""Anything that takes longer has hung. This is not a limit on speed."""
 
 CITIES = ("Lyon", "Osaka", "Lima", "Kyoto", "Perth", "Turin", "Quito", "Porto", "Leeds", "Accra")
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=24)
@@ -55,10 +55,11 @@ SCORE = Structure(
 
 @dataclass(frozen=True)
 class Observed:
-    """What one engine and its server did.
+    """Results of one engine and its server.
 
-    Lists of texts are in the order of `CITIES`. `crowd` was asked at once, in more tokens than the
-    server takes in one step; `interrupted` was under way when its server was killed.
+    Lists of texts are in the order of `CITIES`. The prompts of `crowd` were sent at once and have
+    more tokens than the server takes in one step. `interrupted` was in flight when its server was
+    killed.
     """
 
     trained: list[str]
@@ -73,11 +74,11 @@ class Observed:
     addresses: set[str]
     interrupted: list[Completion]
     lives: int
-    survivors: bool  # of its processes, after it was killed or stopped
+    survivors: bool  # whether processes were left after it was killed or stopped
 
 
 def asking(city: str, sampling: Sampling = GREEDY, **changes: Any) -> SampleRequest:
-    """The first step of a question about a city."""
+    """Returns the request for the first step of a question about a city."""
     messages = ReasonRAG().messages(State(f"In which country does {city} lie?"), last=False)
     request = SampleRequest(messages, sampling, CallIdentity("policy", city, "0"))
     return replace(request, **changes)
@@ -144,15 +145,15 @@ async def _observed(logs: Path) -> Observed:
             addresses=addresses_of(first.pid),
             interrupted=await _interrupted(engine, first.pid),
             lives=(await engine.server.healthy()).number,
-            survivors=is_there(first.pid),
+            survivors=is_alive(first.pid),
         )
         last = await engine.server.healthy()
     _print(seen)
-    return replace(seen, survivors=seen.survivors or is_there(last.pid))
+    return replace(seen, survivors=seen.survivors or is_alive(last.pid))
 
 
 def crowd() -> list[SampleRequest]:
-    """More than one step's tokens at once; each prompt has a seed and a beginning of its own."""
+    """Returns prompts with more tokens than one step; each has its own seed and beginning."""
     sampling = Sampling(temperature=0.8, max_new_tokens=4)
     return [
         SampleRequest(
@@ -165,25 +166,25 @@ def crowd() -> list[SampleRequest]:
 
 
 async def _interrupted(engine: VllmEngine, pid: int) -> list[Completion]:
-    """Draws that are under way when the server is killed."""
+    """Kills the server while draws are in flight; returns their completions."""
     endless = Structure("regex", "[a-z ]{400}")
     asked = [asking(city, Sampling(max_new_tokens=64), structure=endless) for city in CITIES[:6]]
     long = [asyncio.ensure_future(engine.sample(request)) for request in asked]
     await engine.sample(asking("Lyon"))
-    assert not any(one.done() for one in long), "they were to be under way"
+    assert not any(one.done() for one in long), "the draws must still be in flight"
     os.kill(pid, signal.SIGKILL)
     return await asyncio.gather(*long)
 
 
 def addresses_of(pid: int) -> set[str]:
-    """Addresses of this machine and others that a server and its children have sockets at."""
+    """Returns local and remote addresses of all sockets of a server and its children."""
     server = psutil.Process(pid)
     sockets = [c for p in (server, *server.children(recursive=True)) for c in p.net_connections()]
     return {end.ip for socket in sockets for end in (socket.laddr, socket.raddr) if end}
 
 
-def is_there(group: int) -> bool:
-    """Whether a process of a group lives."""
+def is_alive(group: int) -> bool:
+    """Returns whether any process of the group is alive."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -213,13 +214,13 @@ def _print(seen: Observed) -> None:
     )
 
 
-def test_the_adapter_is_in_the_replies(observed: Observed) -> None:
+def test_the_adapter_changes_the_replies(observed: Observed) -> None:
     pairs = list(zip(observed.trained, observed.embedded, observed.base, strict=True))
     assert sum(trained == embedded for trained, embedded, _ in pairs) >= 0.75 * len(pairs)
     assert sum(trained != base for trained, _, base in pairs) >= 0.75 * len(pairs)
 
 
-def test_a_prefix_is_continued(observed: Observed) -> None:
+def test_a_prefix_is_continued_as_by_the_embedded_engine(observed: Observed) -> None:
     embedded, served = observed.continued
     assert served.text == embedded.text
     assert "<query>" not in served.text
@@ -228,23 +229,23 @@ def test_a_prefix_is_continued(observed: Observed) -> None:
     assert served.logprobs == pytest.approx(embedded.logprobs, abs=0.05)
 
 
-def test_constraints_hold_where_the_model_would_not_follow(observed: Observed) -> None:
+def test_constraints_override_the_preference_of_the_model(observed: Observed) -> None:
     assert re.fullmatch(ANSWER.value, observed.constrained)
     assert not any("<answer>" in text for text in observed.base)
     assert isinstance(json.loads(observed.scored)["score"], int)
 
 
-def test_prefixes_are_cached_and_seeds_repeat_themselves(observed: Observed) -> None:
+def test_prefixes_are_cached_and_a_seed_repeats_its_reply(observed: Observed) -> None:
     assert observed.cached_tokens > 0
     assert observed.repeated[0] == observed.repeated[1]
 
 
-def test_a_crowd_of_seeded_prompts_does_not_end_the_server(observed: Observed) -> None:
+def test_a_crowd_of_seeded_prompts_does_not_crash_the_server(observed: Observed) -> None:
     assert sum(c.usage.input_tokens for c in observed.crowd) > STEP_TOKENS
     assert all(c.attempts == 1 for c in observed.crowd)
 
 
-def test_a_killed_server_is_survived_and_leaves_nothing_behind(observed: Observed) -> None:
+def test_calls_survive_a_killed_server_which_leaves_no_process(observed: Observed) -> None:
     assert len(observed.interrupted) == 6
     assert all(c.attempts > 1 for c in observed.interrupted)
     assert observed.lives == 2
@@ -255,19 +256,21 @@ def test_the_server_stays_on_loopback(observed: Observed) -> None:
     assert observed.addresses == {"127.0.0.1"}
 
 
-def test_the_chain_runs_on_a_server_of_its_own(cache: Path, tmp_path: Path) -> None:
+def test_annotate_and_eval_run_on_a_server_that_they_start(cache: Path, tmp_path: Path) -> None:
     run = tmp_path / "datasets" / "served"
     annotated = branchwise("annotate", run, cache)
     assert annotated["questions_done"] == 2
     trees = read_parts(run, "trees", ["policy_digest", "action", "cached_tokens"]).to_pylist()
     assert {row["policy_digest"] for row in trees} == {served_digest(SETTINGS)}
-    assert all(row["action"] != "invalid" for row in trees), "structured decoding keeps the form"
+    assert all(row["action"] != "invalid" for row in trees), (
+        "structured decoding must prevent invalid actions"
+    )
     assert sum(row["cached_tokens"] for row in trees) > 0
 
     (log,) = (run / "logs").glob("vllm-*.log")
     written = log.stat().st_size
     assert branchwise("annotate", run, cache)["calls"] == annotated["calls"]
-    assert log.stat().st_size == written, "a finished run starts no server"
+    assert log.stat().st_size == written, "a finished run must start no server"
 
     table = branchwise("eval", run, cache)
     (row,) = table["policies"]
@@ -280,7 +283,7 @@ def test_the_chain_runs_on_a_server_of_its_own(cache: Path, tmp_path: Path) -> N
 
 
 def branchwise(stage: str, run: Path, cache: Path) -> dict[str, Any]:
-    """Run a stage in a process of its own that reaches nothing but this machine; its totals."""
+    """Runs a stage in a process that can reach only loopback addresses; returns its totals."""
     settings = {
         "policy.engine": "vllm",
         "policy.model": POLICY,

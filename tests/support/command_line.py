@@ -1,4 +1,4 @@
-"""Stages in the process of a test."""
+"""Runs stages in the process of the test."""
 
 from pathlib import Path
 

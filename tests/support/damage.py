@@ -1,4 +1,4 @@
-"""What can befall the files of a folder: bits that flip, and files that are cut, lost or others.
+"""Kinds of damage to a file: flipped bits, and truncated, missing or replaced files.
 
 for harm in HARMS:
     harm(one_file, random)
@@ -13,7 +13,7 @@ Harm = Callable[[Path, Random], None]
 
 
 def flipped(path: Path, random: Random, bits: int = 1) -> None:
-    """Some bits, wherever they are; size and modification time stay."""
+    """Flips random bits; keeps size and modification time."""
     before = path.stat()
     content = bytearray(path.read_bytes())
     for place in random.sample(range(8 * len(content)), bits):
@@ -39,13 +39,13 @@ def another_beside(path: Path, random: Random) -> None:
 
 
 def fifo(path: Path, random: Random) -> None:
-    """Whoever opens it to read waits for somebody who writes."""
+    """Replaces the file by a pipe, whose readers wait for a writer forever."""
     path.unlink()
     os.mkfifo(path)
 
 
 def device(path: Path, random: Random) -> None:
-    """Whoever reads it whole is never done."""
+    """Replaces the file by an endless device; reading it whole never ends."""
     path.unlink()
     path.symlink_to("/dev/zero")
 
@@ -65,4 +65,4 @@ HARMS: tuple[Harm, ...] = (
     device,
     folder,
 )
-"""All of them, a file at a time."""
+"""All kinds of damage to a single file."""

@@ -1,4 +1,4 @@
-"""A run that is interrupted and resumed, and the same run left in peace, at one endpoint."""
+"""Compares interrupted and resumed runs with an undisturbed run at the same endpoint."""
 
 import asyncio
 import shutil
@@ -21,17 +21,18 @@ from storage.manifest import load_manifest, verify_manifest
 from storage.parts import read_parts
 
 SMALL_PARTS = {"runs.annotation.commit.QUESTIONS_A_PART": 2}
-"""So that six questions are committed in three parts."""
+"""Makes six questions be committed in three parts."""
 
 
 @dataclass
 class World:
-    """The little world behind one endpoint, whose address is part of what calls are known by.
+    """The tiny dataset with one endpoint, whose address is part of every call's key.
 
     Attributes:
-        endpoint: its `script` may be changed for a while (see `scripted`).
-        recipe: for all runs of the world.
-        whole: a run that nothing befell.
+        endpoint: Endpoint whose `script` may be replaced for a while (see `scripted`).
+        recipe: Recipe for all runs of the world.
+        stages: Process that runs the stages.
+        whole: Folder of an undisturbed run.
     """
 
     endpoint: FakeEndpoint
@@ -41,7 +42,7 @@ class World:
     _begun: int = 0
 
     def start(self, run: Path, *more: object, **how: Any) -> Running:
-        """Begin an annotation; `how` as in `Stages.start`."""
+        """Starts an annotation; `how` holds keyword arguments of `Stages.start`."""
         self.begin()
         how = {"constants": SMALL_PARTS, **how}
         return self.stages.start(
@@ -49,16 +50,16 @@ class World:
         ).go()
 
     def begin(self) -> None:
-        """From now on, requests are those of a new attempt."""
+        """Marks the start of a new attempt in the list of requests."""
         self._begun = len(self.endpoint.requests)
 
     def annotate(self, run: Path, *more: object, **how: Any) -> Ended:
-        """Annotate, to the end."""
+        """Annotates and waits for the end."""
         return self.start(run, *more, **how).ended()
 
     @contextmanager
     def scripted(self, script: Any) -> Iterator[None]:
-        """The endpoint, answering otherwise."""
+        """Replaces the endpoint's script until the block ends."""
         before, self.endpoint.script = self.endpoint.script, script
         try:
             yield
@@ -67,13 +68,13 @@ class World:
 
     @property
     def seeds(self) -> list[int]:
-        """The seed of every request that the endpoint received; it stands for the call's key."""
+        """Seeds of all requests that the endpoint received; each identifies a call."""
         return [request["seed"] for request in self.endpoint.requests]
 
     def finish(self, run: Path, *more: object) -> None:
-        """Resume an interrupted run, and check the promises of durability.
+        """Resumes an interrupted run and checks the guarantees of durability.
 
-        The endpoint's own log is the proof: what the ledger held is not asked for again.
+        The endpoint's list of requests shows that no stored call is repeated.
         """
         held, lately = stored_seeds(run), self.seeds[self._begun :]
         before = len(self.seeds)
@@ -82,43 +83,43 @@ class World:
         assert resumed.code == 0, resumed.said
         fresh = self.seeds[before:]
         assert len(fresh) == len(set(fresh)), "a call was made twice"
-        assert not set(fresh) & held, "a stored reply was asked for again"
-        assert len(set(fresh) & set(lately)) <= 6, "a question has one call under way at a time"
+        assert not set(fresh) & held, "a stored call was repeated"
+        assert len(set(fresh) & set(lately)) <= 6, "at most one call per question may be repeated"
         assert stored_seeds(run) == held | set(fresh) == stored_seeds(self.whole)
         assert rows_of(run, "pairs") == rows_of(self.whole, "pairs")
         assert rows_of(run, "trees") == rows_of(self.whole, "trees")
         assert verify_manifest(run) == []
         assert load_manifest(run).rows("failures") == 0
-        assert (run / "README.md").is_file(), "a finished run has its card"
+        assert (run / "README.md").is_file(), "a finished run must have its card"
 
 
 @contextmanager
 def opened_world(folder: Path, stages: Stages, **changes: Any) -> Iterator[World]:
-    """The world, with its run in peace; `changes` replace blocks of the recipe."""
+    """Yields a world with its undisturbed run; `changes` replace blocks of the recipe."""
     with serving(policy) as endpoint:
         blocks = {"mcts": {"iterations": 8, "max_children": 3}, **changes}
         config = recipe(folder, endpoint.base_url, **blocks)
         world = World(endpoint, config, stages, folder / "whole" / "run")
         done = world.annotate(world.whole)
         assert done.code == 0, done.said
-        assert rows_of(world.whole, "pairs"), "a policy that is sometimes right gives pairs"
+        assert rows_of(world.whole, "pairs"), "the tiny policy must give pairs"
         yield world
 
 
 def rows_of(run: Path, table: str) -> list[str]:
-    """Every column of every committed row, in an order that no grouping into parts decides."""
+    """Returns all committed rows as text, sorted, so regardless of their grouping into parts."""
     return sorted(map(repr, read_parts(run, table).to_pylist()))
 
 
 def stored_seeds(run: Path) -> set[int]:
-    """Seeds of the replies that a ledger holds."""
+    """Returns the seeds of the replies in a run's ledger."""
     return {derived_seed(key) for key in stored_keys(run)}
 
 
 def stored_keys(run: Path) -> set[str]:
-    """Keys of the replies that a ledger holds, read from a copy.
+    """Returns the keys of the replies in a run's ledger, read from a copy.
 
-    Opening the ledger itself would take its recovery away from the process that resumes.
+    Opening the ledger itself would recover it, which the resuming process has to do.
     """
     if not (run / "ledger.sqlite").exists():
         return set()
@@ -134,10 +135,10 @@ def stored_keys(run: Path) -> set[str]:
 
 
 class Held:
-    """An endpoint's script that answers `free` requests and keeps the others waiting.
+    """Endpoint script that answers the first `free` requests and keeps the others waiting.
 
     Attributes:
-        full: set once `full_at` requests wait.
+        full: Event that is set once `full_at` requests wait.
     """
 
     def __init__(self, free: int, full_at: int) -> None:
@@ -158,6 +159,6 @@ class Held:
         return policy(request)
 
     def release(self) -> None:
-        """Answer those that wait, and all that come."""
+        """Answers waiting requests and all later ones."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._open.set)

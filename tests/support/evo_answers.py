@@ -1,4 +1,4 @@
-"""What policies of EVO-RAG answered, by hand."""
+"""Handwritten answers of EVO-RAG policies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,9 @@ from storage.records import Prediction
 def an_answer(
     question: str, queries: Sequence[str], em: float | None, *, refused: bool = False, **more: Any
 ) -> Prediction:
-    """Searches for `queries`, each of which brings "p", then an answer or a refusal.
+    """Returns a prediction: searches for `queries`, which all find "p", then answer or refusal.
 
-    `em` is null where the question cannot be answered.
+    `em` is None if the question cannot be answered.
     """
     last = step("refuse") if refused else step("answer", "Paris" if em else "Rome")
     steps = [*(step("search", query, "p") for query in queries), last]
@@ -34,9 +34,9 @@ def an_answer(
 
 
 def searching(count: int, answered: str, unanswerable: int = 0) -> list[Prediction]:
-    """A question a letter of `answered`, right ("1") or wrong ("0"), after `count` searches each.
+    """Returns one prediction per letter of `answered`, right ("1") or wrong ("0").
 
-    The unanswerable ones come after them, and are refused.
+    Each has `count` searches. Refusals of `unanswerable` questions follow.
     """
     queries = [f"query {n}" for n in range(count)]
     graded = [an_answer(f"q{n}", queries, float(right)) for n, right in enumerate(answered)]

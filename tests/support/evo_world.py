@@ -1,4 +1,4 @@
-"""Trees of EVO-RAG's steps, written down by hand."""
+"""Handwritten trees of EVO-RAG steps, and a policy that grows them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ def found(name: str) -> RetrievedPassage:
 
 
 def step(kind: str, content: str = "", *passages: str, note: str | None = None) -> Step:
-    """A step as the policy would have written it; `passages` by id."""
+    """Returns a step as the policy would write it; `passages` are ids."""
     action = Action(kind, content)
     text = PROTOCOL.render(action)
     return Step(
@@ -37,7 +37,7 @@ def step(kind: str, content: str = "", *passages: str, note: str | None = None) 
 def rewards(
     max_steps: int = 10, *, cosine: float = 0.5, verified: bool = False, **settings: Any
 ) -> EpisodeRewards:
-    """Rewards where any two sub-queries are equally alike."""
+    """Returns rewards for which all sub-queries have the same similarity."""
     found = EvoRagSettings.model_validate(settings)
     return EpisodeRewards(
         found,
@@ -48,7 +48,7 @@ def rewards(
 
 
 def evo_scheme(max_steps: int = 6, verifier: Engine | None = None, **settings: Any) -> EvoRag:
-    """EVO-RAG's scheme with the rewards above; refusals are shown to `verifier` if there is one."""
+    """Returns EVO-RAG's scheme with these rewards; `verifier`, if any, checks refusals."""
     blocks = {
         "agent": {"protocol": "evo-rag", "max_steps": max_steps},
         "rewards": {"scheme": "evo-rag", **settings},
@@ -61,7 +61,7 @@ def evo_scheme(max_steps: int = 6, verifier: Engine | None = None, **settings: A
 
 @dataclass
 class Grove:
-    """A tree by hand: `nodes` in order of id, and their `states`."""
+    """Handwritten tree: `nodes` in order of id, and their `states`."""
 
     question: str = "Capital of France?"
     nodes: list[TreeNode] = field(default_factory=list)
@@ -71,13 +71,13 @@ class Grove:
         self._append(State(self.question), -1, None, visits=1)
 
     def add(self, parent: int, made: Step, visits: int = 1, **more: Any) -> int:
-        """Append a child of `parent`; returns its id."""
+        """Appends a child of `parent`; returns its id."""
         above = self.states[parent]
         state = above.after(made, PROTOCOL.next_stage(above, made.action))
         return self._append(state, parent, made, visits=visits, **more)
 
     def chain(self, parent: int, made: Sequence[Step]) -> list[int]:
-        """Append a trajectory below `parent`; returns the ids of its nodes."""
+        """Appends a trajectory below `parent`; returns the ids of its nodes."""
         ids = []
         for one in made:
             parent = self.add(parent, one)
@@ -103,11 +103,11 @@ EVO: dict[str, Any] = {
     "rewards": {"scheme": "evo-rag", "stage": "discovery"},
     "pairs": {"min_gap": 0.2},
 }
-"""Blocks of a recipe of EVO-RAG, for `tiny_dataset.recipe`."""
+"""Blocks of an EVO-RAG recipe, for `tiny_dataset.recipe`."""
 
 
 def evo_policy(request: dict[str, Any]) -> str:
-    """Replies by the request alone, its seed included; also as the verifier of refusals."""
+    """Returns a reply that depends only on the request and its seed; also verifies refusals."""
     seed = int(request.get("seed", 0))
     system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
     if "Do the passages suffice?" in user:
@@ -123,7 +123,7 @@ def evo_policy(request: dict[str, Any]) -> str:
 
 
 class WordsAlike:
-    """Share of common words, in place of an encoder that takes seconds to load."""
+    """Similarity as the share of common words, instead of an encoder that takes seconds to load."""
 
     identity = "words"
 

@@ -1,13 +1,13 @@
-"""A real OpenAI-compatible server on loopback whose replies a test writes.
+"""A real OpenAI-compatible server on loopback whose replies come from the test.
 
     async with FakeEndpoint(lambda request: "Paris") as endpoint:
         OpenAIEngine(settings_for(endpoint), limits)
 
-A reply is a text (the assistant's turn), a dict (the whole JSON body) or an aiohttp response, or
-a fault of the connection (`reset`, `truncated`, `stalled`, `hanging`); the function that makes it
+A reply is a text (the assistant's turn), a dict (the whole JSON body), an aiohttp response, or a
+fault of the connection (`reset`, `truncated`, `stalled`, `hanging`). The function that returns it
 gets the request's JSON and may be a coroutine.
 
-As vLLM does, it encodes (`/tokenize`, a token is a byte) and continues token ids
+Like vLLM, the server tokenizes (`/tokenize`, one token per byte) and continues token ids
 (`/v1/completions`).
 """
 
@@ -28,7 +28,7 @@ Script = Callable[[dict[str, Any]], Any]
 
 
 def completion(text: str | None, **changes: Any) -> dict[str, Any]:
-    """The JSON body of a chat completion; `changes` replace fields of it.
+    """Returns the JSON body of a chat completion; `changes` replace its fields.
 
     `message` and `finish_reason` go to the one choice, the rest to the top level.
     """
@@ -41,9 +41,9 @@ def completion(text: str | None, **changes: Any) -> dict[str, Any]:
 
 
 def ids_completion(asked: dict[str, Any], text: str, **changes: Any) -> dict[str, Any]:
-    """The JSON body of vLLM's reply to a prompt of token ids; `changes` replace the choice's.
+    """Returns the JSON body of vLLM's reply to token ids; `changes` replace fields of the choice.
 
-    The text ends at the first stop string, the sampled ids behind it.
+    The text ends before the first stop string, the sampled ids after it.
     """
     stop = next((one for one in asked.get("stop", ()) if one in text), None)
     kept = text if stop is None else text.partition(stop)[0]
@@ -59,13 +59,13 @@ def encoded(text: str) -> list[int]:
 
 
 def failure(status: int, message: str = "no", **headers: str) -> web.Response:
-    """An error response in OpenAI's form; header names are written with underscores."""
+    """Returns an error response in OpenAI's form; header names are written with underscores."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return web.json_response({"error": {"message": message}}, status=status, headers=named)
 
 
 async def reset(request: web.Request) -> web.StreamResponse:
-    """Cut the connection (RST) without a word."""
+    """Resets the connection (RST) without a reply."""
     assert request.transport is not None
     connection = request.transport.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -74,7 +74,7 @@ async def reset(request: web.Request) -> web.StreamResponse:
 
 
 async def truncated(request: web.Request) -> web.StreamResponse:
-    """Promise a reply, send a part of it, and hang up."""
+    """Sends part of a reply and closes the connection."""
     response = await _half(request)
     assert request.transport is not None
     request.transport.close()
@@ -82,13 +82,13 @@ async def truncated(request: web.Request) -> web.StreamResponse:
 
 
 async def stalled(request: web.Request) -> web.StreamResponse:
-    """Send a part of a reply and leave it at that."""
+    """Sends part of a reply and keeps the connection open."""
     await _half(request)
     return await hanging(request)
 
 
 async def hanging(_: web.Request) -> web.StreamResponse:
-    """Take the request and say nothing."""
+    """Accepts the request and never replies."""
     await asyncio.Event().wait()
     raise AssertionError("never")
 
@@ -106,9 +106,10 @@ class FakeEndpoint:
     """The server.
 
     Attributes:
-        requests, headers: what calls of the model sent.
-        under_way, most: such calls being answered, and most of them at once.
-        aborted: set when a client goes away before its reply.
+        requests, headers: JSON bodies and headers of all calls of the model.
+        received: Event that is set at the first call of the model.
+        under_way, most: Number of calls being answered, and the highest number at once.
+        aborted: Event that is set when a client disconnects before its reply.
     """
 
     script: Script = lambda _: "Paris"
@@ -139,12 +140,12 @@ class FakeEndpoint:
         return self
 
     async def listen(self) -> None:
-        """Take connections; after `refuse` at the same address."""
+        """Accepts connections, after `refuse` at the same address."""
         self._site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await self._site.start()
 
     async def refuse(self) -> None:
-        """Cut every connection and take no more."""
+        """Cuts all connections and refuses new ones."""
         await self._site.stop()
         assert self._runner.server is not None
         for connection in self._runner.server.connections:

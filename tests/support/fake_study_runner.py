@@ -1,4 +1,4 @@
-"""A lab that starts nothing: it notes commands and gives what a test wants them to have given."""
+"""A study runner that starts no stage: it records commands and returns totals from the test."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from runs.terminal import Terminal
 
 @dataclass(frozen=True)
 class Command:
-    """A stage as a study asked for it."""
+    """A stage that a study requested."""
 
     stage: str
     run: str
@@ -25,19 +25,24 @@ class Command:
 
 
 def gives_nothing(policy: str) -> dict[str, Any]:
-    """Totals of an evaluation that nobody looks into."""
+    """Returns empty results for a policy."""
     return {}
 
 
 def tells_nothing(command: Command) -> dict[str, Any]:
-    """Totals of a stage that nobody looks into."""
+    """Returns empty totals for a stage."""
     return {}
 
 
 @dataclass(frozen=True)
 class Pretended(StudyRunner):
-    """`ran` holds the commands in their order; `scored` says how a policy did, `told` what else a
-    stage gave."""
+    """Study runner that records its commands.
+
+    Attributes:
+        ran: Commands, in order.
+        scored: Function that returns the results of a policy in an evaluation.
+        told: Function that returns further totals of a stage.
+    """
 
     ran: list[Command] = field(default_factory=list)
     scored: Callable[[str], dict[str, Any]] = gives_nothing
@@ -57,7 +62,7 @@ class Pretended(StudyRunner):
         return [command.stage for command in self.ran]
 
     def asked(self, part: str) -> list[str]:
-        """Policies by the part that they were asked, in order."""
+        """Returns the policies that were evaluated on a split, in order."""
         return [
             policy
             for command in self.ran
@@ -67,7 +72,7 @@ class Pretended(StudyRunner):
 
 
 def pretended(name: str, run: Path, *settings: str, **more: Any) -> Pretended:
-    """A lab with a study's own recipe."""
+    """Returns a runner with the shipped recipe of a study."""
     recipe = load_recipe(Path("configs") / f"{name}.yaml", settings)
     console = Terminal(io.StringIO())
     return Pretended(StageContext(recipe, run, console=console), (0, 1), **more)

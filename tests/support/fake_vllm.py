@@ -1,14 +1,15 @@
 """A stand-in for the interpreter of an environment with vLLM: a real process, a real server.
 
-`install` writes it into a folder and names it in the environment. It answers as `tiny_dataset`'s
-policy does, keeps what it was started with and asked in `starts.jsonl` and `requests.jsonl`, and
-does what a prompt says: `die` kills it, `die once` in its first life only, `refuse` gets status
-400. A file `broken` keeps it from starting.
+`install` writes it into a folder. It answers like `tiny_dataset.policy` and records its arguments
+in `starts.jsonl` and its requests in `requests.jsonl`. Some prompts control it: `die` kills it,
+`die once` does so only in its first life, and `refuse` gets status 400. If there is a file
+`broken`, it cannot start.
 
-Adapters that it is given while it runs (`adapters.jsonl`) hold one number, the logit of the token
-`SAID`, which is all that it says by token ids; the other logits are 0. With a file `deaf` it keeps
-the number that it has. Like vLLM it has a child that outlives it; both hold
-the pipe `alive` open, if there is one.
+Adapters loaded at run time are recorded in `adapters.jsonl`. An adapter contains one number, the
+logit of the token `SAID`; the other logits are 0. Replies to token ids consist of `SAID` only. If
+there is a file `deaf`, loading an adapter does not change the number.
+
+Like vLLM, it has a child process that outlives it. Both keep the pipe `alive` open, if it exists.
 """
 
 import json
@@ -34,7 +35,7 @@ SAID, VOCABULARY = 7, 100
 
 
 def install(folder: Path) -> str:
-    """Write the stand-in; returns what BRANCHWISE_VLLM_PYTHON has to be."""
+    """Writes the stand-in; returns the value for BRANCHWISE_VLLM_PYTHON."""
     python = folder / "python"
     python.write_text(
         f'#!/bin/sh\nexport FAKE_VLLM="{folder}"\nexec "{sys.executable}" "{__file__}" "$@"\n'
@@ -44,7 +45,7 @@ def install(folder: Path) -> str:
 
 
 def write_policy(folder: Path) -> Path:
-    """An adapter on merged weights, as far as files and digests go."""
+    """Writes an adapter on merged weights, with all files but no tensors."""
     base, adapter = folder / "base", folder / "policy" / "adapter"
     base.mkdir(parents=True)
     adapter.mkdir(parents=True)
@@ -58,13 +59,13 @@ def write_policy(folder: Path) -> Path:
 
 
 def no_tensors(word: str) -> bytes:
-    """A whole safetensors file with nothing in it but a word."""
+    """Returns a valid safetensors file without tensors, with `word` as metadata."""
     header = json.dumps({"__metadata__": {"word": word}}).encode()
     return len(header).to_bytes(8, "little") + header
 
 
 def kept(folder: Path, name: str) -> list[dict[str, Any]]:
-    """What the stand-in has written down, oldest first."""
+    """Returns the rows that the stand-in recorded, oldest first."""
     path = folder / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -141,7 +142,7 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def take(name: str, adapter: Path) -> None:
-    """Serve an adapter: the last two bytes of its weights are its number in float16."""
+    """Serves an adapter; the last two bytes of its weights are its number in float16."""
     Answering.models.append(name)
     if not (Answering.folder / "deaf").exists():
         weights = (adapter / "adapter_model.safetensors").read_bytes()

@@ -1,8 +1,8 @@
-"""`branchwise train-grpo` with a policy that is trained, but writes what a script says.
+"""`branchwise train-grpo` with a policy that is trained but writes scripted texts.
 
-Importing it replaces the engine of the stage and reads the tokenizer, in the process from which
-`stages.Stages` forks. The file LITTLE_LOG gets the key of every call that the engine answers, one a
-line.
+Importing this module replaces the engine of the stage and reads the tokenizer, in the process from
+which `stages.Stages` forks. The engine appends the key of every call that it answers to the file
+LITTLE_LOG, one per line.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Imported here, so that no child has to: each of them takes seconds.
+# Imported here for all children, because each of these imports takes seconds.
 import datasets  # noqa: F401
 import peft  # noqa: F401
 import transformers.trainer  # noqa: F401
@@ -27,10 +27,10 @@ from weights import policy_files
 
 
 class LittleServing:
-    """Serves the weights of the moment, under their hash (see `runs.training.rollouts.Serving`)."""
+    """Serves the current weights under their hash (see `runs.training.rollouts.Serving`)."""
 
     def __init__(self, *_: object) -> None:
-        """Takes what `runs.training.policy_serving.serving_for` takes."""
+        """Accepts the arguments of `runs.training.policy_serving.serving_for`."""
 
     @asynccontextmanager
     async def serve(self, model: Any) -> AsyncIterator[TrainedEngine]:
@@ -41,7 +41,7 @@ class LittleServing:
         digest = hashed.hexdigest()
 
         def written(request: SampleRequest) -> str:
-            """Searches once, then answers, right or wrong by the call's key."""
+            """Searches once, then answers; the call's key decides whether it is right."""
             if request.identity.question_id == "canary":
                 return "Hm."
             key = call_key(request, digest)

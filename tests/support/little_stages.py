@@ -1,10 +1,10 @@
-"""Stages of a curriculum that take no time: what a lab starts in the place of the real ones.
+"""Fake stages of a curriculum, which take no time and replace the real ones.
 
     python -m little_stages <pid of the curriculum> <stage> --run … --set …
 
-Each one makes what is looked after, and says in LITTLE_LOG that it has begun and made it.
-LITTLE_DEATH, such as "2 begun" or "1 made", kills the curriculum when the second stage that it
-started has begun, or when the first one has made its product, before that can be noted.
+Each stage writes the files that the curriculum needs, and logs to LITTLE_LOG when it has begun and
+when it has made them. LITTLE_DEATH says when the stage kills the curriculum: "2 begun" means at the
+start of its second stage, "1 made" after the first stage's work but before it is recorded.
 """
 
 import json
@@ -25,7 +25,7 @@ EM = {"start": 0.3, "discovery-1": 0.5, "refinement-1": 0.6}
 
 
 def main() -> None:
-    """Be a stage."""
+    """Runs one stage."""
     study, options = int(sys.argv[1]), parser().parse_args(sys.argv[2:])
     recipe = load_recipe(options.config, options.overrides)
     say(study, "begun", f"{options.stage} {options.run.name}")
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def say(study: int, event: str, what: str) -> None:
-    """Note an event; one that is the curriculum's death is also this stage's end."""
+    """Logs an event; at the event LITTLE_DEATH, kills the curriculum and exits."""
     log = Path(os.environ["LITTLE_LOG"])
     with log.open("a") as file:
         file.write(f"{study} {event} {what}\n")
@@ -46,7 +46,7 @@ def say(study: int, event: str, what: str) -> None:
 
 
 def made(stage: str, run: Path, recipe: Recipe) -> dict[str, Any]:
-    """Make what the stage makes; its totals."""
+    """Writes the files of the stage; returns its totals."""
     run.mkdir(parents=True, exist_ok=True)
     if stage == "annotate":
         return {**parts(run, "questions", "trees", "pairs"), "pairs": 9}
@@ -58,14 +58,14 @@ def made(stage: str, run: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def parts(run: Path, *tables: str) -> dict[str, Any]:
-    """Tables without a row."""
+    """Writes empty tables."""
     for table in tables:
         add_parts(run, [write_part(run, table, rows_to_table([], schema_of(table), "r"), 0)])
     return {}
 
 
 def model(run: Path, stage: str) -> Path:
-    """A model of no use, beside the runs."""
+    """Writes a placeholder for a model in the folder that contains the runs."""
     folder = run.parent / "models" / run.name / stage
     (folder / "adapter").mkdir(parents=True, exist_ok=True)
     for weights in ("adapter/weights", "heads.safetensors"):
@@ -75,7 +75,7 @@ def model(run: Path, stage: str) -> Path:
 
 
 def dev_row(policy: str) -> dict[str, Any]:
-    """What an evaluation says of a policy."""
+    """Returns the row of a policy in the results of an evaluation."""
     behaviour = {"searches": 3.0, "backtracks": 0.5, "refused": 0.1}
     refusals = {"refusal_precision": None, "refusal_recall": None}
     return {"policy": policy, "n": 9, "em": EM.get(policy, 0.1), "f1": 0.5, **behaviour, **refusals}

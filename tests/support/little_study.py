@@ -4,7 +4,7 @@ from runs.studies.study_runner import Study, StudyRunner
 
 
 def little(runner: StudyRunner) -> None:
-    """Grow the trees, and label them again."""
+    """Grows the trees and relabels them."""
     runner.run_stage("annotate")
     runner.run_stage("relabel", "--label", "again")
 

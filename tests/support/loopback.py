@@ -1,4 +1,4 @@
-"""A `FakeEndpoint` in a thread of its own, for stages that run their own event loop."""
+"""Runs a `FakeEndpoint` in a thread, for stages that run their own event loop."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from fake_endpoint import FakeEndpoint, Script
 
 @contextmanager
 def serving(script: Script, **settings: Any) -> Iterator[FakeEndpoint]:
-    """The endpoint, answering on loopback until the block ends."""
+    """Yields the endpoint, which answers on loopback until the block ends."""
     endpoint = FakeEndpoint(script, **settings)
     loop = asyncio.new_event_loop()
     started, stop = threading.Event(), asyncio.Event()

@@ -1,9 +1,9 @@
 """Worked cases of ARENA, R1-Searcher and Eval-RAR: `tests/rewards/cases/outcome_rl.json`.
 
-`expected` holds the parts of the reward, `facts` what the environment must have done. `finish:
+`expected` holds the parts of the reward, `facts` the expected results of the environment. `finish:
 length` marks a call that was cut at the token limit. `gold_documents` are numbers of shown
-references for ARENA (`[]`: none shown, null: unknown), titles elsewhere. `basis` says what the
-values rest on: `paper`, `design` or `ours`.
+references for ARENA (`[]`: none shown, null: unknown), and titles for the others. `basis` names the
+source of the values: `paper`, `design` or `ours`.
 """
 
 import json
@@ -28,14 +28,14 @@ from storage.records import Paragraph, Question, RetrievedPassage
 Outcome = ArenaOutcome | R1SearcherOutcome | EvalRarOutcome
 
 BUDGET = ("prefill", "max_retrievals", "max_steps", "max_corrections")
-"""Settings of the cases that no reward has."""
+"""Settings of the cases that are not settings of a reward."""
 
 PROTOCOLS = {"autorefine": "autorefine", "no-evaluation": "eval-rar"}
 DOCUMENT = re.compile(
     r'(?:\(\d\) (.*?): |Doc \d\(Title: "(.*?)"\) )(.*?)(?:\n|</information>|</documents>)'
 )
 UNREACHABLE = {"r1-searcher-text_after_answer": "a call ends at </answer>"}
-"""Cases that no call of a policy ends in, by name."""
+"""Reason why no call of a policy can end like the case, by name of the case."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ CASES = [Case(**case) for case in json.loads(FILE.read_text())]
 
 
 def asked(case: Case) -> Question:
-    """The question of a case, with its references as paragraphs."""
+    """Returns the question of a case, with its references as paragraphs."""
     paragraphs = tuple(
         Paragraph(title=r["title"], text=r["text"], is_supporting=r["supporting"], id=str(n))
         for n, r in enumerate(case.references, start=1)
@@ -109,7 +109,7 @@ def settings_of(case: Case) -> AgentSettings:
 
 
 async def follow(case: Case) -> tuple[Trajectory, Environment]:
-    """Lets the policy write what it wrote, and the retriever find what it found."""
+    """Replays the case: policy and retriever return the texts of its transcript."""
     texts = [p["text"] + "…" * (p["finish"] == "length") for p in case.transcript if "finish" in p]
     blocks = [p["text"] for p in case.transcript if p["role"] == "environment"]
     served = iter(

@@ -1,4 +1,4 @@
-"""A terminal that keeps what is sent to it, byte by byte, and what a stranger would send there.
+"""A pseudo-terminal that records all bytes sent to it, and hostile text to send there.
 
 with PseudoTerminal() as terminal:
     stages.run("annotate", …, output=terminal.path, environment=terminal.environment)
@@ -16,7 +16,7 @@ HOSTILE = (
     "\x1b]0;pwned\x07\x1b[2J\x1b[38;5;213m\x1b]8;;evil\x1b\\\x9b31m\x85\u2028\u202e\u2066\u200f"
     "\u061c\ufeff\x7f\b\x0c\r[bold red]FORGED[/]\r\nFORGED"
 )
-"""Sets a title, clears, colours, links, goes back, turns the text around, and forges a line."""
+"""Sets a title, clears, colours, links, moves back, reverses the text, and forges a line."""
 
 RESERVED_VLLM_ARGS = re.compile(
     # Colours that Rich gives our tables, and the moves of its live display.
@@ -29,7 +29,7 @@ ACTED_ON = re.compile(
 
 
 def reject_harmful(said: str) -> None:
-    """Fail where a terminal would do more than show text, or a line is not a stage's own."""
+    """Fails if the text has other control characters than our own, or a forged line."""
     left = RESERVED_VLLM_ARGS.sub("", said)
     found = ACTED_ON.search(left)
     assert not found, f"{left[max(found.start() - 80, 0) :][:160]!r}"
@@ -38,11 +38,11 @@ def reject_harmful(said: str) -> None:
 
 
 class PseudoTerminal:
-    """A pair of a terminal and the reader behind it, until the block ends.
+    """A pseudo-terminal and a thread that reads from it, until the block ends.
 
     Attributes:
-        path: for whoever prints to it.
-        said: all that was printed, after the block.
+        path: Device that programs print to.
+        said: All printed text, available after the block.
     """
 
     environment: ClassVar = {"TERM": "xterm-256color", "COLUMNS": "400"}
@@ -55,10 +55,10 @@ class PseudoTerminal:
         self._reader = threading.Thread(target=self._drain)
 
     def harmless(self, *shown: str) -> str:
-        """What was printed, without our own styles.
+        """Checks that the printed text is harmless; returns it without our own styles.
 
         Args:
-            shown: must be in there; none: the hostile text, spelled out.
+            shown: Texts that must be in it; by default, a part of the hostile text.
         """
         reject_harmful(self.said)
         left = RESERVED_VLLM_ARGS.sub("", self.said)
@@ -70,7 +70,7 @@ class PseudoTerminal:
         try:
             while chunk := os.read(self._read, 1 << 16):
                 self._chunks.append(chunk)
-        except OSError:  # the last one who printed has hung up
+        except OSError:  # the last program has closed the terminal
             pass
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""A policy for searches that know no language: where it goes depends on a seed and a name."""
+"""A random policy for tests of the tree search, which needs no language model."""
 
 import random
 from collections import Counter
@@ -7,11 +7,15 @@ from mcts import Expansion, Node, Tree
 
 
 class Wanderer:
-    """A policy of a few actions, most often the first, that ends somewhere; every third leaf is
-    unscored. What it draws depends on the seed, the node and the draw number alone.
+    """Policy with a few actions, of which the first is the most frequent.
+
+    Every draw depends only on the seed, the node and the draw number. All paths end. Nodes whose id
+    is a multiple of 3 get no score.
 
     Args:
-        scale, shift: of the values, which else lie in [0, 1).
+        seed: Seed of all draws.
+        actions: Number of actions.
+        scale, shift: Applied to the values, which are in [0, 1) without them.
     """
 
     def __init__(self, seed: int, actions: int, *, scale: float = 1.0, shift: float = 0.0) -> None:
@@ -35,7 +39,7 @@ class Wanderer:
 
 
 def facts(tree: Tree[str]) -> list[tuple[object, ...]]:
-    """All that a node of the tree is, as values that can be compared."""
+    """Returns the fields of all nodes as values that can be compared."""
     return [
         (
             n.path,

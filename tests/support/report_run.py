@@ -13,7 +13,7 @@ HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror=
 
 
 def hostile_policy(request: dict[str, Any]) -> str:
-    """Writes markup wherever a policy may write."""
+    """Returns the tiny policy's reply with markup in its evidence."""
     return policy(request).replace("The capital is Paris", f"The capital is Paris {HOSTILE}")
 
 

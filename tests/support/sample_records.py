@@ -1,4 +1,4 @@
-"""Plausible records for tests that care about one field of them."""
+"""Sample records for tests that set only a few fields."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ from storage.records import Component, Message, Pair, Prediction, Question, Tree
 
 
 def a_question(**changes: Any) -> Question:
-    """A question of one hop."""
+    """Returns a one-hop question."""
     fields = {
         "id": "q1",
         "source": "atlas",
@@ -19,7 +19,7 @@ def a_question(**changes: Any) -> Question:
 
 
 def a_node(**changes: Any) -> TreeNode:
-    """A query below the root."""
+    """Returns a query node below the root."""
     fields: dict[str, Any] = {
         "tree_id": "t1",
         "question_id": "q1",
@@ -37,7 +37,7 @@ def a_node(**changes: Any) -> TreeNode:
 
 
 def a_pair(**changes: Any) -> Pair:
-    """A query preferred to a wrong answer."""
+    """Returns a pair that prefers a query to a wrong answer."""
     fields: dict[str, Any] = {
         "pair_id": "p1",
         "tree_id": "t1",
@@ -77,7 +77,7 @@ def a_pair(**changes: Any) -> Pair:
 
 
 def a_prediction(**changes: Any) -> Prediction:
-    """A wrong answer after one search."""
+    """Returns a prediction with a wrong answer after one search."""
     fields: dict[str, Any] = {
         "question_id": "q1",
         "source": "atlas",
@@ -107,7 +107,7 @@ def a_prediction(**changes: Any) -> Prediction:
 
 
 def a_call(**changes: Any) -> Call:
-    """A policy's call of a tree, with an answer that no text format takes for granted."""
+    """Returns a policy call in a tree; its answer has characters that text formats often break."""
     call = Call(
         key="k1", role="policy", model="m", policy_digest="d", question_id="q1", path="tree/0",
         draw=0, prompt_digest="p", text="<answer>Zoë\0 \U0001f600</answer>", finish_reason="stop",

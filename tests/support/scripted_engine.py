@@ -1,4 +1,4 @@
-"""A model and a retriever, in this process, that say what a test tells them."""
+"""In-process engines and a retriever whose results come from the test."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from storage.records import RetrievedPassage
 
 @dataclass
 class ScriptedEngine:
-    """Replies by a function of the request, which may raise; keeps what it was asked."""
+    """Engine that replies with a function of the request, which may raise; records its requests."""
 
     reply: Callable[[SampleRequest], str]
     finish: FinishReason = "stop"
@@ -34,7 +34,7 @@ class ScriptedEngine:
 
 @dataclass
 class ScriptedRetriever:
-    """Finds by a function of the query, which may raise; keeps its queries."""
+    """Retriever that finds with a function of the query, which may raise; records its queries."""
 
     found: Callable[[str], Sequence[RetrievedPassage]] = lambda _: ()
     digest: str = "shelf"
@@ -51,12 +51,12 @@ END_OF_TURN = 0
 
 @dataclass
 class SpellingEngine:
-    """Writes given texts one token a character, and stops at stop strings as engines do.
+    """Engine that writes given texts, one token per character, and stops at stop strings.
 
     Attributes:
-        texts: What it writes, call by call, or as a function of the request, which may wait or
-            raise. A text that ends with "…" (which is not written) is cut at the token limit;
-            another one ends at the first stop string, or by itself.
+        texts: One text per call, or a function of the request, which may wait or raise. A text that
+            ends with "…" counts as cut at the token limit; "…" is not written. Other texts end
+            at the first stop string, or with END_OF_TURN.
     """
 
     texts: Sequence[str] | Callable[[SampleRequest], str | Awaitable[str]]

@@ -1,7 +1,7 @@
-"""Where a stage's process can be made to die, or its disk to fill up: the seams of a run.
+"""Seams: points at which a test makes a stage's process die or run out of a resource.
 
-The child of a test plants one by wrapping the product's own functions, or those of the libraries
-below; the product knows nothing of it. A plain `Seam` travels from the test to the child as JSON.
+The child process plants a seam by wrapping functions of the product or of its libraries; the
+product needs no hooks. The test sends the `Seam` to the child as JSON.
 """
 
 import inspect
@@ -27,17 +27,21 @@ Then = Literal["die", "fill", "shrink", "starve"]
 Passing = Callable[[str], None]
 
 BALLAST = "ballast"
-"""The file that takes the last room of a full disk; remove it to make room again."""
+"""Name of the file that fills the disk; removing it frees the space."""
 
 
 @dataclass(frozen=True)
 class Seam:
-    """The `nth` time that something of the name `what` passes `at`.
+    """The `nth` time that something whose name matches `what` reaches the point `at`.
 
     Attributes:
-        at: what is passed (see `PLANTED`).
-        what: pattern of a file's last two names, or of a statement.
-        then: die by SIGKILL; fill the disk under `folder`; or allow no file more than 1 KB.
+        at: Kind of operation (see `PLANTED`).
+        what: Pattern for the last two parts of a path, or for an SQL statement.
+        when: Before or after the operation.
+        nth: Number of the matching operation, from 1.
+        then: `die` by SIGKILL, `fill` the disk of `folder`, `shrink` the limit on file size to
+            1 KB, or `starve` the process of memory.
+        folder: Folder on the disk to fill.
     """
 
     at: At
@@ -52,7 +56,7 @@ class Seam:
 
 
 def plant(seam: Seam) -> None:
-    """Make this process do what the seam says, when it gets there."""
+    """Makes this process carry out `seam.then` when it reaches the seam."""
     numbers = count(1)
 
     def passing(name: str) -> None:
@@ -67,7 +71,7 @@ def _die(_: Seam) -> None:
 
 
 def _fill(seam: Seam) -> None:
-    """Take every free block of the disk; the kernel then refuses the rest by itself."""
+    """Takes every free block of the disk, so that the kernel refuses further writes."""
     ballast = os.open(Path(seam.folder) / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with suppress(OSError):
         while True:
@@ -76,13 +80,13 @@ def _fill(seam: Seam) -> None:
 
 
 def _shrink(_: Seam) -> None:
-    """No file may grow beyond 1 KB; the kernel says "file too large" instead of a signal."""
+    """Limits files to 1 KB; the kernel then returns "file too large" instead of a signal."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, resource.RLIM_INFINITY))
 
 
 def _starve(_: Seam) -> None:
-    """Grant this process no more memory than it has taken."""
+    """Limits this process to the memory that it has already taken."""
     with Path("/proc/self/statm").open() as sizes:
         taken = int(sizes.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken, resource.RLIM_INFINITY))
@@ -97,7 +101,7 @@ _THEN: dict[Then, Callable[[Seam], None]] = {
 
 
 def _around(owner: Any, name: str, label: Callable[..., str]) -> Callable[[When, Passing], None]:
-    """Plants a passage around a function or coroutine function of `owner`."""
+    """Returns a function that plants a seam around a function or coroutine function of `owner`."""
 
     def planted(when: When, passing: Passing) -> None:
         inner = getattr(owner, name)
@@ -129,7 +133,7 @@ def _named(path: Path) -> str:
 
 
 def _half_written(_: When, passing: Passing) -> None:
-    """A file of which half has been written; the passage is between the halves."""
+    """Plants a seam in the middle of writing a file, when half of it is written."""
     inner = Path.write_bytes
 
     def wrapped(path: Path, data: bytes) -> int:
@@ -164,7 +168,7 @@ def _of_ledger(name: str) -> Callable[[When, Passing], None]:
 
 
 def _jumping_clock(_: When, __: Passing) -> None:
-    """The wall clock is hours off, each time by others; the monotonic one goes on."""
+    """Makes the wall clock jump by hours at each reading; the monotonic clock is unchanged."""
     jumps = cycle((0, 5000, -49, 26))
     inner = time.time
 

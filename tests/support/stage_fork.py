@@ -1,9 +1,9 @@
-"""A warm process that runs each stage it is asked for in a child that it forks.
+"""A warm process that forks a child for each stage that it is asked to run.
 
-Importing what a stage needs takes seconds, forking what has imported it milliseconds. A child is
-a process like any other: it has one thread when it begins, is killed by its pid, and its exit
-status is the kernel's. `stages.Stages` talks to it, one JSON object a line; the modules that it
-imports in addition are arguments of its command line.
+Importing the modules of a stage takes seconds; forking a process that has imported them takes
+milliseconds. A child is an ordinary process: it starts with one thread, can be killed by its pid,
+and its exit status comes from the kernel. `stages.Stages` sends it one JSON object per line. Its
+command line may name further modules to import.
 
     → {"arguments": ["annotate", …], "folder": FOLDER, "output": FILE, "environment": {…},
        "constants": {…}, "seam": {…} | null}
@@ -36,7 +36,7 @@ WARM = (
 
 
 def serve() -> None:
-    """Take orders until standard input ends."""
+    """Runs stages on request until standard input ends."""
     for name in (*WARM, *sys.argv[1:]):
         import_module(name)
     for line in sys.stdin:
@@ -60,15 +60,15 @@ def _answer(message: dict[str, Any]) -> None:
 
 
 def _run(order: dict[str, Any]) -> None:
-    """The child: becomes the stage, and ends with it."""
+    """Runs the stage in the child and exits with its code."""
     from pipelines.cli import main
 
     nothing = os.open(os.devnull, os.O_RDONLY)
-    # Appended to: what was said before a limit on files stays.
+    # Append, so that output from before a limit on file size is kept.
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for descriptor, into in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, into)
-    # Streams of its own, as a process has that began with these descriptors.
+    # New streams, like those of a process that started with these descriptors.
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", closefd=False)  # noqa: SIM115
     os.environ.update(order["environment"])
@@ -79,7 +79,7 @@ def _run(order: dict[str, Any]) -> None:
         main(order["arguments"])
     except SystemExit as ended:
         code = int(ended.code or 0)
-    except BaseException:  # as the interpreter itself would say it
+    except BaseException:  # print the traceback as the interpreter would
         sys.excepthook(*sys.exc_info())
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -95,7 +95,7 @@ def _prepare(order: dict[str, Any]) -> None:
 
     for name, value in order["constants"].items():
         module, _, constant = name.rpartition(".")
-        getattr(import_module(module), constant)  # a constant that is gone must not be made anew
+        getattr(import_module(module), constant)  # fails if there is no such constant
         setattr(import_module(module), constant, value)
     if order["seam"] is not None:
         plant(Seam(**order["seam"]))

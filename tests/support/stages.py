@@ -1,4 +1,4 @@
-"""Stages in processes of their own, which a test can kill.
+"""Runs stages in processes of their own, which a test can kill.
 
 with Stages(tmp_path) as stages:
     run = stages.start("annotate", "--config", …)
@@ -22,7 +22,7 @@ from seams import Seam
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUPPORT = REPOSITORY / "tests" / "support"
 CHECK_TIMEOUT_S = 120.0
-"""What waits longer than this has hung; nothing is measured by it."""
+"""Anything that takes longer has hung. This is not a limit on speed."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Ended:
 
 
 class Stages:
-    """The warm process that forks a child a stage (`stage_fork`), one at a time."""
+    """The warm process that forks one child per stage, one at a time (see `stage_fork`)."""
 
     def __init__(self, folder: Path, *modules: str, **environment: str) -> None:
         """Starts the process.
 
         Args:
-            folder: Takes the output of the stages and, by default, their cache.
-            modules: Imported before the first fork, in addition to those that all stages need.
-            environment: Of the stages; in addition to `BRANCHWISE_CACHE` and a key.
+            folder: Folder for the output of the stages and, by default, their cache.
+            modules: Modules to import before the first fork, in addition to the usual ones.
+            environment: Variables for the stages, in addition to `BRANCHWISE_CACHE` and a key.
         """
         self._folder = folder
         self._environment = {
@@ -75,15 +75,15 @@ class Stages:
         output: Path | None = None,
         folder: Path = REPOSITORY,
     ) -> "Running":
-        """Begin a stage; it waits for `go`.
+        """Starts the process of a stage, which then waits for `Running.go`.
 
         Args:
-            arguments: of `branchwise`.
-            seam: what befalls it on the way.
-            constants: values of module constants, by full name.
-            environment: on top of the process's own.
-            output: where it prints; null for a file of its own.
-            folder: where it runs.
+            arguments: Arguments of `branchwise`.
+            seam: Point at which the process dies or runs out of a resource.
+            constants: Values of module constants, by full name.
+            environment: Variables in addition to those of the process.
+            output: File or device for its output; a new file by default.
+            folder: Working folder.
         """
         self._number += 1
         output = output or self._folder / f"output-{self._number}.txt"
@@ -100,7 +100,7 @@ class Stages:
         return Running(self, int(self.answer()["pid"]), output)
 
     def run(self, *arguments: object, **more: Any) -> Ended:
-        """Run a stage to its end."""
+        """Runs a stage to its end."""
         return self.start(*arguments, **more).go().ended()
 
     def send(self, message: object) -> None:
@@ -108,11 +108,11 @@ class Stages:
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def answer(self) -> dict[str, Any]:
-        """The next line of the warm process.
+        """Returns the next message of the warm process.
 
         Raises:
-            TimeoutError: there is none.
-            EOFError: the process has ended.
+            TimeoutError: If there is none within CHECK_TIMEOUT_S.
+            EOFError: If the process has ended.
         """
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], CHECK_TIMEOUT_S)[0]:
@@ -144,12 +144,12 @@ class Running:
     output: Path
 
     def go(self) -> Self:
-        """Let it begin."""
+        """Lets the stage begin."""
         self.stages.send("go")
         return self
 
     def ended(self) -> Ended:
-        """How it ended, once it has; one that hangs is killed and told of."""
+        """Waits for the end and returns it; kills a stage that hangs, and raises."""
         try:
             code = int(self.stages.answer()["code"])
         except TimeoutError:
@@ -159,5 +159,5 @@ class Running:
         return Ended(code, self._said())
 
     def _said(self) -> str:
-        # Not of a pipe or a device, whose reading has no end.
+        # Only regular files: reading a pipe or a device may never end.
         return self.output.read_text(errors="replace") if self.output.is_file() else ""

@@ -1,15 +1,15 @@
-"""What may lie where a file should be: each puts something there that no reader must follow."""
+"""Special files in place of a regular file, which readers must refuse."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 Strange = Callable[[Path, Path], None]
-"""Puts something at a path; the second one is a folder outside, for what a link leads to."""
+"""Function that puts a special file at the first path; the second is a folder for link targets."""
 
 
 def _cleared(path: Path, outside: Path) -> Path:
-    """Move what lies at `path` out of the way; where it went."""
+    """Moves the file at `path` to the folder `outside`; returns its new path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     moved = outside / path.name
     outside.mkdir(exist_ok=True)
@@ -21,12 +21,12 @@ def _cleared(path: Path, outside: Path) -> Path:
 
 
 def link(path: Path, outside: Path) -> None:
-    """The very file, or folder, that was there, elsewhere."""
+    """Moves the file or folder to `outside` and links to it."""
     path.symlink_to(_cleared(path, outside))
 
 
 def endless(path: Path, outside: Path) -> None:
-    """A device without end; made as a link, since only root can make one."""
+    """Links to an endless device, since only root can create one."""
     _cleared(path, outside)
     path.symlink_to("/dev/zero")
 
@@ -42,7 +42,7 @@ def folder(path: Path, outside: Path) -> None:
 
 
 def sparse(path: Path, outside: Path) -> None:
-    """Ten gigabytes that take no room on the disk."""
+    """Creates a sparse file of 10 GiB that takes no space on the disk."""
     _cleared(path, outside)
     path.touch()
     os.truncate(path, 10 << 30)

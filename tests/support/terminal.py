@@ -1,4 +1,4 @@
-"""A stage on a terminal of its own, which can be closed like a window."""
+"""Runs a stage on a terminal of its own, which can be closed like a window."""
 
 import os
 import pty
@@ -15,11 +15,11 @@ LEAD = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-"""Make the terminal that of the session, and become the command."""
+"""Program that takes the terminal as its session's and becomes the command."""
 
 
 class Terminal:
-    """What a person sees, until it is closed."""
+    """A terminal whose output is read and dropped until it is closed."""
 
     def __init__(self) -> None:
         self.master, self.slave = pty.openpty()
@@ -28,18 +28,18 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        """A full terminal would hold the stage up."""
+        """Reads all output, because a full terminal would block the stage."""
         while True:
             ready, _, _ = select.select([self.master, self._woken], [], [])
             if self._woken in ready:
                 return
             try:
                 os.read(self.master, 1 << 16)
-            except OSError:  # the stage has left it
+            except OSError:  # the stage has closed it
                 return
 
     def close(self) -> None:
-        """The window is gone; the kernel sends SIGHUP to what runs in it."""
+        """Closes the terminal; the kernel sends SIGHUP to its processes."""
         os.write(self._wake, b"x")
         self._reader.join()
         for descriptor in (self.master, self._woken, self._wake):
@@ -50,12 +50,12 @@ class Terminal:
 def on_a_terminal(
     words: Sequence[object], environment: dict[str, str], before: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
-    """A stage that leads the session of a new terminal, killed if it is left.
+    """Runs a stage as session leader on a new terminal, and kills it when the block ends.
 
     Args:
-        words: what `branchwise` is given.
-        environment: besides this process's own.
-        before: words before the command, such as `nohup`.
+        words: Arguments of `branchwise`.
+        environment: Variables in addition to those of this process.
+        before: Words before the command, such as `nohup`.
     """
     terminal = Terminal()
     command = [

@@ -21,7 +21,7 @@ QUESTIONS = [
 
 
 def policy(request: dict[str, Any]) -> str:
-    """Replies by the request alone (its seed included), as an endpoint that honours seeds."""
+    """Returns a reply that depends only on the request and its seed."""
     seed = int(request.get("seed", 0))
     system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
     if "no searches left" in system:
@@ -34,7 +34,7 @@ def policy(request: dict[str, Any]) -> str:
 
 
 def recipe(folder: Path, base_url: str, **changes: Any) -> Path:
-    """Write a recipe with its questions and corpus; `changes` replace whole blocks."""
+    """Writes a recipe, its questions and its corpus; `changes` replace whole blocks."""
     for name, rows in (("questions", QUESTIONS), ("corpus", PASSAGES)):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines)

@@ -17,13 +17,13 @@ _SIZES = {
 
 
 def write_tiny_folder(folder: Path) -> Path:
-    """A policy of about 3 million random weights, merged; usable as a `start`."""
+    """Writes merged weights of about 3 million random parameters; usable as a `start`."""
     random_llama().save_pretrained(str(folder))
     return folder
 
 
 def write_tiny_gguf(path: Path) -> Path:
-    """The same as GGUF; its vocabulary alone takes seconds to read."""
+    """Writes such weights as GGUF; reading their vocabulary takes seconds."""
     shell = path.with_suffix(".shell.gguf")
     _write_metadata(shell)
     export_gguf(random_llama(), shell, path, "f16")
@@ -32,7 +32,7 @@ def write_tiny_gguf(path: Path) -> Path:
 
 
 def write_gguf_header(path: Path, name: str) -> None:
-    """A GGUF file of a Llama model without weights: enough to be checked, in no time."""
+    """Writes a GGUF file of a Llama model without weights, which is enough for quick checks."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "llama")
@@ -45,7 +45,7 @@ def write_gguf_header(path: Path, name: str) -> None:
 
 
 def _write_metadata(path: Path) -> None:
-    """The packaged model's metadata with the sizes of the small one, and no weights."""
+    """Writes the packaged model's metadata with the sizes of the small one, without weights."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "llama")
@@ -78,7 +78,7 @@ def random_llama() -> Any:
             tie_word_embeddings=True,
         )
     )
-    # Larger than the usual start, so that a random model has opinions that training can change.
+    # Larger than usual, so that the random model has clear preferences that training can change.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -7,7 +7,7 @@ from weights.gguf_metadata import SPLITS
 
 KINDS = ("llama", "qwen2", "qwen3")
 VOCABULARY = 320
-"""More than the tokenizer has, as in Qwen's models."""
+"""Larger than the tokenizer's vocabulary, as in Qwen's models."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n"

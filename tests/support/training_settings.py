@@ -6,6 +6,6 @@ from training.settings import TrainingSettings
 
 
 def training_settings(block: str, **changes: Any) -> TrainingSettings:
-    """Returns settings of the block "warm_start", "sft", "dpo" or "grpo", and shared ones."""
+    """Returns training settings with changes to a block ("sft", "dpo", …) and to shared ones."""
     shared = {name: changes.pop(name) for name in TrainingSettings.model_fields & changes.keys()}
     return TrainingSettings.model_validate({"precision": "float32", **shared, block: changes})

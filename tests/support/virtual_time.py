@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Moves the clock on instead of waiting."""
+    """Selector that advances the clock instead of waiting."""
 
     now = 0.0
 
@@ -33,11 +33,11 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for timers only; its clock begins at 0."""
+    """Runs a coroutine that waits only for timers; its clock starts at 0."""
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(coroutine)
 
 
 def now() -> float:
-    """The running loop's time."""
+    """Returns the time of the running loop."""
     return asyncio.get_running_loop().time()

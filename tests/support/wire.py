@@ -1,4 +1,4 @@
-"""Loopback servers that keep what they were sent, and certificates for them."""
+"""Loopback servers that record their requests, and certificates for them."""
 
 import ssl
 import subprocess
@@ -14,12 +14,12 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Listener:
-    """A server that any request reaches, whatever its path.
+    """A server that accepts requests to any path.
 
     Attributes:
-        address: `scheme://host:port`.
-        requests: method and path (of a proxy: the whole address) of each, in order.
-        headers: of each.
+        address: Address as `scheme://host:port`.
+        requests: Method and path of each request, in order; for a proxy, the whole address.
+        headers: Headers of each request.
     """
 
     address: str = ""
@@ -31,7 +31,7 @@ class Listener:
 async def listening(
     answer: Answer, host: str = "127.0.0.1", trust: ssl.SSLContext | None = None
 ) -> AsyncIterator[Listener]:
-    """The server, answering until the block ends."""
+    """Yields the server, which answers until the block ends."""
     listener = Listener()
 
     async def keep(request: web.BaseRequest) -> web.StreamResponse:
@@ -52,7 +52,7 @@ async def listening(
 
 
 def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """A certificate of 127.0.0.1 that vouches for itself, and a server's context with it."""
+    """Creates a self-signed certificate for 127.0.0.1; returns it with a server context."""
     kept, key = folder / "certificate.pem", folder / "key.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     made += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]

@@ -1,4 +1,4 @@
-"""Put this folder on PYTHONPATH and the process can reach loopback addresses only."""
+"""Limits a process to loopback addresses if this folder is on its PYTHONPATH."""
 
 import ipaddress
 import socket
@@ -14,7 +14,7 @@ def _refuse(family: int, address: Any) -> None:
 
 
 def _guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a socket whose last argument is an address."""
+    """Returns a socket method that checks its last argument, an address."""
 
     def method(self: socket.socket, *arguments: Any) -> Any:
         _refuse(self.family, arguments[-1])
