@@ -112,7 +112,7 @@ def test_malformed_text_is_invalid_and_ends_the_trajectory(text: str) -> None:
 
 @given(st.sampled_from(["search", "answer"]), st.integers(250, 400), st.booleans())
 def test_the_embedded_engine_truncates_content_at_its_bound(kind: str, n: int, noted: bool) -> None:
-    """It samples under an expression without bounds and truncates its text to them afterwards."""
+    """The engine samples without the bounds of the expression and applies them afterwards."""
     pattern = PROTOCOL.structure(SEARCHED, last=False).value
     note = "<note>Yate</note>" if noted else ""
     text = f"{note}<{kind}>{'x' * n}</{kind}>"

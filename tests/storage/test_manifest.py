@@ -108,7 +108,7 @@ def test_a_bad_manifest_is_refused(tmp_path: Path) -> None:
 def test_hugging_face_datasets_reads_a_pairs_part(tmp_path: Path) -> None:
     from datasets import Dataset
 
-    # One row and another whose nullable columns are all null: types come from the schema.
+    # The second row's nullable columns are all null, so their types come from the schema.
     rows = [a_pair(), a_pair(pair_id="p2", chosen_components=(), judge_model=None)]
     part = write_part(tmp_path, "pairs", rows_to_table(rows, PAIRS, "run"), 0)
     dataset = Dataset.from_parquet(str(tmp_path / part.path), cache_dir=str(tmp_path / "cache"))

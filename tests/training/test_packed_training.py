@@ -192,7 +192,7 @@ def test_packed_supervised_training_has_the_curve_of_the_padded_one(
 def test_a_resumed_preference_training_has_the_uninterrupted_curve(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed within its second epoch, so the order of pairs must be restored, too."""
+    """The training is killed within its second epoch, so its order of pairs must be restored."""
     settings = preference(batch_size=2, micro_batch=1)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train_dpo(pairs(), settings, start=base, target=whole, seed=0)
@@ -274,7 +274,7 @@ def test_calls_of_one_turn_share_their_prefix(base: str, tmp_path: Path) -> None
 
 
 def test_gradients_are_deterministic_on_two_threads() -> None:
-    """Otherwise, a resumed training would end with other weights and draw other rollouts."""
+    """Nondeterminism would give a resumed training other weights and other rollouts."""
     import torch
 
     model = random_llama()

@@ -129,7 +129,7 @@ async def test_a_first_query_is_learned_if_it_finds_the_passage() -> None:
     assert 10 < sum(e.target.startswith("<query>") for e in some.examples) < 30
 
 
-async def test_evidence_and_answer_are_learned_and_a_query_that_misses_is_not() -> None:
+async def test_evidence_and_answer_are_learned_but_not_a_query_that_misses() -> None:
     made = await read(queries=1)
     grounding, answer = made.examples
     assert grounding.target == "<evidence>Its harbour is Callao.</evidence>"

@@ -276,7 +276,7 @@ def test_a_training_writes_heads_metrics_and_their_provenance(tmp_path: Path) ->
 
 
 def test_seven_heads_on_the_total_have_the_weights_of_one_head() -> None:
-    """So a difference that the paper finds between them cannot come from their number alone."""
+    """A difference that the paper finds between its heads cannot come from their number alone."""
     found = vectors()
     learned = comparisons(found)
     one = fit_heads(found, learned, SETTINGS.model_copy(update={"heads": "single"}), seed=0)

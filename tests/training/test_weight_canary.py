@@ -59,7 +59,7 @@ async def test_an_engine_with_the_trainers_weights_passes(start: Any) -> None:
 
 
 async def test_an_engine_with_stale_weights_is_detected(start: Any) -> None:
-    """Even if the error is within the tolerance, as after one small update."""
+    """Stale weights are detected even if the error is within the tolerance."""
     canary, served = Canary(PROMPTS, LOOSE), engine(deepcopy(start))
     await canary.check(served, start)
     with pytest.raises(TrainingError, match="still serves the weights of the previous batch"):
@@ -67,7 +67,7 @@ async def test_an_engine_with_stale_weights_is_detected(start: Any) -> None:
 
 
 async def test_an_engine_with_other_weights_is_detected(start: Any) -> None:
-    """At the first check, and after an update that reached another model."""
+    """Checked at the first batch, and after an update that reached another model."""
     with pytest.raises(TrainingError, match="does not serve the weights"):
         await Canary(PROMPTS, 0.06).check(engine(moved(start, 0.1)), start)
     canary = Canary(PROMPTS, 0.06)

@@ -112,7 +112,7 @@ def test_each_distinct_step_is_encoded_once_and_then_cached(
     assert np.array_equal(first[6], first[2])
     assert sorted(counted.read) == sorted(SEQUENCES)
     with monkeypatch.context() as patch:
-        patch.setattr(Backbone, "load", lambda files: pytest.fail("all steps are cached"))
+        patch.setattr(Backbone, "load", lambda files: pytest.fail("loads a model for cached steps"))
         again = FrozenEncoder(folder).embed(asked[::-1])
     assert np.array_equal(again[::-1], first)
     other = write_tiny_folder(tmp_path / "other")

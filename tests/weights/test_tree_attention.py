@@ -72,7 +72,7 @@ def gradients(model: Any, batch: Batch) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager", "flex_attention"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_log_probabilities_are_those_of_the_whole_sequences(
+def test_packed_log_probabilities_equal_those_of_the_whole_sequences(
     attention: str, kind: str
 ) -> None:
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_bfloat16_on_a_cpu_matches_float32_within_rounding(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager"])
-def test_packed_gradients_are_those_of_the_whole_sequences(attention: str) -> None:
+def test_packed_gradients_equal_those_of_the_whole_sequences(attention: str) -> None:
     model = tiny(attention)
     whole, packed = gradients(model, padded_batch), gradients(model, packed_batch)
     assert len(whole) == 2 * 3 * 7, "both matrices of every linear layer learn"
@@ -159,7 +159,7 @@ def test_compiled_flex_attention_matches_sdpa_on_a_gpu(precision: Any) -> None:
                 torch.testing.assert_close(packed[name], gradient, rtol=1e-2, atol=1e-3, msg=name)
 
 
-def test_siblings_do_not_see_each_other() -> None:
+def test_siblings_do_not_attend_to_each_other() -> None:
     model = tiny("sdpa")
     other = [*ROWS[:2], StepTokens((1, 2, 3, 4), (77, 78, 79, 80)), *ROWS[3:]]
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_a_shared_prompt_is_encoded_once() -> None:
     layer.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
     with torch.no_grad():
         step_logps(model, packed_batch(ROWS, 0))
-    # 1 2 | 3 4 | 5 6 and 9 | 5 6 7 8 | 4 and 50 | 3: last tokens of steps predict nothing.
+    # 1 2 | 3 4 | 5 6 and 9 | 5 6 7 8 | 4 and 50 | 3. A step's last token predicts no other.
     assert read == [2 + 2 + 2 + 1 + 4 + 1 + 1 + 1]
 
 
