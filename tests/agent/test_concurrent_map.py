@@ -1,4 +1,4 @@
-"""The loop of questions in flight: who runs, what is given, what an error ends."""
+"""`map_concurrently`: which items run, which results it yields, and how an error ends it."""
 
 import asyncio
 import gc
@@ -11,7 +11,7 @@ from agent.concurrent_map import map_concurrently
 from base.errors import BudgetExceeded, EndpointError
 
 
-async def test_no_result_and_no_error_of_a_batch_is_lost() -> None:
+async def test_a_fatal_error_keeps_finished_results_and_retrieves_all_errors() -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     cancelled: list[str] = []
@@ -37,7 +37,7 @@ async def test_no_result_and_no_error_of_a_batch_is_lost() -> None:
     assert unseen == []
 
 
-async def test_an_item_is_taken_when_its_work_can_start() -> None:
+async def test_items_are_consumed_only_when_their_work_can_start() -> None:
     taken: list[int] = []
     running: set[int] = set()
     most = 0
@@ -57,13 +57,13 @@ async def test_an_item_is_taken_when_its_work_can_start() -> None:
 
     found: list[int] = []
     async for number in map_concurrently(items(), work, 3):
-        assert len(taken) <= len(found) + 6, "three of a batch that is given, and three after it"
+        assert len(taken) <= len(found) + 6, "three being yielded and three that run"
         found.append(number)
     assert sorted(found) == list(range(9))
     assert most == 3
 
 
-async def test_a_limit_leaves_the_others_alone() -> None:
+async def test_a_reached_limit_does_not_stop_the_other_items() -> None:
     async def work(number: int) -> int:
         if number == 0:
             raise BudgetExceeded("limits.max_tokens 10 reached")
@@ -73,7 +73,7 @@ async def test_a_limit_leaves_the_others_alone() -> None:
     assert sorted([n async for n in map_concurrently(range(4), work, 2)]) == [1, 2, 3]
 
 
-async def test_items_that_cannot_be_read_end_what_runs() -> None:
+async def test_an_error_of_the_item_source_ends_the_running_work() -> None:
     cancelled: list[int] = []
 
     def items() -> Iterator[int]:

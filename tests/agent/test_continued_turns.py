@@ -68,10 +68,10 @@ def world(engine: SpellingEngine | ScriptedEngine, **settings: Any) -> Environme
 
 
 class Worthless(RewardScheme):
-    """A reward scheme for which everything is worth nothing."""
+    """Reward scheme that always gives zero."""
 
     def __init__(self) -> None:
-        """Needs no recipe."""
+        """Skips the base class's constructor, which needs a recipe."""
 
     async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
         return NodeEvaluation(0.0)
@@ -94,7 +94,7 @@ async def followed(*texts: str, **settings: Any) -> tuple[Trajectory, SpellingEn
     return end, engine
 
 
-async def test_a_turn_goes_on_with_the_ids_that_were_sampled() -> None:
+async def test_a_turn_continues_with_the_sampled_token_ids() -> None:
     end, engine = await followed("a [x] dropped", "b (y)")
     assert [step.text for step in end.state.steps] == ["a [x]", "b (y)"], "stop string included"
     assert [step.inserted for step in end.state.steps] == ["{p}", ""]
@@ -107,16 +107,16 @@ async def test_a_turn_goes_on_with_the_ids_that_were_sampled() -> None:
     assert (end.state.answer, end.stop_reason) == ("y", "answer")
 
 
-async def test_an_invalid_action_is_answered_within_the_turn() -> None:
+async def test_an_invalid_action_is_corrected_once_within_the_turn() -> None:
     end, engine = await followed("neither", "(y)")
-    assert engine.asked[1].prefix == (">", spelt("neither"), OOPS), "without the end of the turn"
+    assert engine.asked[1].prefix == (">", spelt("neither"), OOPS), "without the end-of-turn token"
     assert end.moves[0].completion.token_ids == (*spelt("neither"), END_OF_TURN)
     assert end.stop_reason == "answer"
     twice, _ = await followed("neither", "neither")
     assert twice.stop_reason == "invalid"
 
 
-async def test_the_last_call_is_not_forced_and_its_search_not_served() -> None:
+async def test_the_last_call_is_not_forced_and_its_search_is_not_run() -> None:
     engine = SpellingEngine(["[x]", "[y]"])
     environment = world(engine, max_steps=2)
     end = await environment.trajectory(State("Q?"), Sampling(), question_id="q", path="r")
@@ -124,7 +124,7 @@ async def test_the_last_call_is_not_forced_and_its_search_not_served() -> None:
     assert (end.stop_reason, end.state.forced, end.state.answer) == ("budget", False, None)
 
 
-async def test_total_tokens_end_a_trajectory() -> None:
+async def test_max_total_tokens_ends_a_trajectory() -> None:
     """The second call reads Q?>[x]{p} (9 tokens) and writes [y] (3)."""
     for most, calls in ((12, 2), (13, 3)):
         end, _ = await followed("[x]", "[y]", "(z)", max_total_tokens=most)
@@ -148,7 +148,7 @@ async def test_segments_name_the_author_and_the_prompt_holds_the_turn() -> None:
     assert protocol.prompt(before) == (Message("user", "Q?"), *turn)
 
 
-async def test_a_stored_tree_gives_the_same_states() -> None:
+async def test_a_stored_tree_replays_to_the_same_states() -> None:
     question = a_question(question="Q?")
     engine = SpellingEngine(["[x]", "neither", "(y)", "(z)", "[w]", "(v)", "(u)", "(t)"])
     search = SearchSettings(iterations=3, max_children=2, evaluator="playout")

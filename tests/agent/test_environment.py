@@ -1,4 +1,4 @@
-"""The environment: steps, budget, retrieval, and no gold in any prompt."""
+"""The environment: stages, usage, the budget of steps, and truncated completions."""
 
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
@@ -24,14 +24,14 @@ def world(engine: ScriptedEngine, max_steps: int = 10) -> Environment:
 
 
 def by_stage(request: SampleRequest) -> str:
-    """Search, take the evidence, answer."""
+    """Returns a query, then evidence, then an answer."""
     text = request.messages[-1].content
     if "<passage>" in text:
         return "<evidence>Paris is in France</evidence>"
     return "<answer>France</answer>" if "Evidence:" in text else "<query>Paris</query>"
 
 
-async def test_a_trajectory_goes_through_the_stages() -> None:
+async def test_a_trajectory_runs_query_evidence_and_answer() -> None:
     engine = ScriptedEngine(by_stage)
     end = await world(engine).trajectory(State("Where?"), Sampling(), question_id="q", path="r")
     assert [s.action.kind for s in end.state.steps] == ["query", "evidence", "answer"]
@@ -39,7 +39,7 @@ async def test_a_trajectory_goes_through_the_stages() -> None:
     assert end.stop_reason == "answer"
     assert end.usage == Usage(300, 0, 30)
     keys = {(r.identity.path, r.identity.draw) for r in engine.asked}
-    assert len(keys) == 3, "every call has a name of its own"
+    assert len(keys) == 3, "every call has its own path and draw"
 
 
 async def test_the_last_call_of_the_budget_is_forced() -> None:

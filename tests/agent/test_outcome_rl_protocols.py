@@ -1,4 +1,4 @@
-"""ARENA, R1-Searcher, Eval-RAR: what the environment does with the worked cases."""
+"""ARENA, R1-Searcher and Eval-RAR: the environment on the worked cases."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from storage.records import Paragraph
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.system}-{case.name}")
-async def test_the_environment_does_what_the_case_says(case: Case) -> None:
+async def test_the_environment_reproduces_the_facts_of_each_case(case: Case) -> None:
     end, _ = await follow(case)
     steps = end.state.steps
     queries = [s.action.content for s in steps if is_search(s.action.kind) and s.inserted]
@@ -37,7 +37,7 @@ async def test_the_environment_does_what_the_case_says(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.system}-{case.name}")
-async def test_what_was_rolled_out_earns_what_the_case_says(case: Case) -> None:
+async def test_each_rollout_gets_the_reward_of_its_case(case: Case) -> None:
     if reason := UNREACHABLE.get(f"{case.system}-{case.name}"):
         pytest.skip(reason)
     end, environment = await follow(case)
@@ -46,7 +46,7 @@ async def test_what_was_rolled_out_earns_what_the_case_says(case: Case) -> None:
     assert outcome.total == pytest.approx(case.expected["total"]), case.why
 
 
-def test_references_are_numbered_and_inert() -> None:
+def test_references_are_numbered_and_their_tags_are_escaped() -> None:
     case = next(c for c in CASES if c.system == "arena")
     question, protocol = asked(case), protocol_of(AgentSettings(protocol="arena"))
     state = root_of(question, protocol)
@@ -66,7 +66,7 @@ def test_references_are_numbered_and_inert() -> None:
     assert retrieved.first_query(bare) == question.question
 
 
-async def test_a_prefilled_turn_is_not_the_policy_s() -> None:
+async def test_a_prefill_is_not_part_of_the_policys_text() -> None:
     protocol = protocol_of(AgentSettings(protocol="r1-searcher", max_steps=9))
     engine = SpellingEngine(["a</think>\n<answer>b</answer>"])
     environment = Environment(protocol, engine, ScriptedRetriever(), top_k=3)

@@ -1,4 +1,4 @@
-"""The single turn: what it is shown, and that it only answers."""
+"""The single-turn protocol: its prompt, its examples, and its only action."""
 
 import re
 
@@ -37,7 +37,7 @@ def test_examples_are_turns_that_the_protocol_accepts() -> None:
     assert without.prompt_hash != PROTOCOL.prompt_hash
 
 
-def test_one_turn_ends_with_an_answer() -> None:
+def test_an_answer_is_the_only_valid_action_and_ends_the_turn() -> None:
     state = State("Where?", given=(FOUND,))
     for forced in (False, True):
         answer = PROTOCOL.parse(state, "<answer>Yate</answer>", last=forced)

@@ -1,4 +1,4 @@
-"""The protocol: what parses, what stays verbatim, and what a passage cannot do."""
+"""ReasonRAG's protocol: parsing, verbatim answers, stages, and hostile passages."""
 
 import re
 
@@ -50,7 +50,7 @@ def test_an_answer_stays_verbatim(answer: str) -> None:
         ("answer: Paris", "no tag at all"),
     ],
 )
-def test_what_does_not_parse_is_invalid(text: str, why: str) -> None:
+def test_malformed_text_is_invalid_and_ends_the_trajectory(text: str, why: str) -> None:
     action = PROTOCOL.parse(ROOT, text, last=False)
     assert action.kind == "invalid", why
     assert action.reason
@@ -94,7 +94,7 @@ def test_passages_appear_only_in_grounding() -> None:
 
 @given(st.sampled_from(["query", "answer"]), st.text(min_size=1, max_size=200))
 def test_structured_text_always_parses(kind: str, content: str) -> None:
-    """Whatever the regex admits is a valid action, or blank."""
+    """Every text that the regex admits is a valid action unless its content is blank."""
     text = f"<{kind}>{content}</{kind}>"
     if re.fullmatch(PROTOCOL.structure(ROOT, last=False).value, text):
         action = PROTOCOL.parse(ROOT, text, last=False)

@@ -1,4 +1,4 @@
-"""Readers of tags in a rollout: strict, in order, and linear in the text."""
+"""Parsers of tags in a rollout: strict, in order, and in linear time."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ PIECES = ["<answer>", "</answer>", "<think>", "</think>", "<|end_of_query|>", "<
 TEXT = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 
 
-def test_tags_are_read_in_order_with_their_places() -> None:
+def test_tags_are_read_in_order_with_their_positions() -> None:
     text = "a<think>b<|begin_of_query|></think><<|end_of_query|><evaluate>"
     found = list(tags(text, R1_SEARCHER))
     assert [(tag.name, tag.closing) for tag in found] == [
@@ -61,7 +61,7 @@ def test_a_section_is_one_opening_and_one_closing_tag(text: str, content: str | 
     assert section(text, "answer") == content
 
 
-def test_what_is_outside_sections() -> None:
+def test_outside_returns_the_text_between_well_formed_sections() -> None:
     names = ("think", "answer")
     assert outside("a<think>1</think>b<answer>2</answer>c", names) == "abc"
     assert outside("<answer>2</answer><think>1</think>", names) is None
@@ -81,13 +81,13 @@ def test_the_first_pair_has_no_tag_inside() -> None:
     assert action("<search>a</answer>") is None
 
 
-def test_protocols_of_searches_differ_in_two_tags() -> None:
+def test_each_search_protocol_has_its_own_set_of_tags() -> None:
     assert set(SEARCH_R1.pairs) == {"think", "search", "information", "answer"}
     assert set(EVAL_RAR.pairs) == {*SEARCH_R1.pairs, "evaluate"}
     assert set(AUTOREFINE.pairs) == {"think", "search", "documents", "refine", "answer"}
 
 
-def test_no_tag_arises_between_two_calls() -> None:
+def test_no_tag_forms_across_two_calls() -> None:
     segments = [
         Segment("prefill", "<think>"),
         Segment("policy", "<ans"),
@@ -100,7 +100,7 @@ def test_no_tag_arises_between_two_calls() -> None:
 
 
 @given(TEXT)
-def test_a_section_is_what_counting_says(text: str) -> None:
+def test_section_agrees_with_counting_the_tags(text: str) -> None:
     opening, closing = pairs("answer")["answer"]
     before, _, content = text.partition(opening)
     content, end, after = content.partition(closing)

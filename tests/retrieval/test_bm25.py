@@ -28,7 +28,7 @@ def opened(folder: Path, passages: list[Passage]) -> Bm25Retriever:
     return Bm25Retriever(folder, ordered, corpus_hash(ordered))
 
 
-async def test_scores_are_those_of_the_formula(tmp_path: Path) -> None:
+async def test_scores_match_the_published_formula(tmp_path: Path) -> None:
     retriever = opened(tmp_path / "index", corpus(TEXTS))
     found = await retriever.search("red hen", 10)
 
@@ -45,7 +45,7 @@ async def test_scores_are_those_of_the_formula(tmp_path: Path) -> None:
     assert {p.id: p.score for p in found} == pytest.approx(expected, rel=1e-5)
 
 
-async def test_ties_at_the_cut_go_by_id_whatever_the_order_of_the_corpus(tmp_path: Path) -> None:
+async def test_ties_at_the_cut_are_ordered_by_id_for_any_corpus_order(tmp_path: Path) -> None:
     passages = [Passage(id=f"p{i:02}", title="Same", text="word") for i in range(40)]
     for n, order in enumerate([passages, passages[::-1], passages[20:] + passages[:20]]):
         retriever = opened(tmp_path / str(n), order)
@@ -54,7 +54,7 @@ async def test_ties_at_the_cut_go_by_id_whatever_the_order_of_the_corpus(tmp_pat
             assert [p.id for p in found] == [p.id for p in passages[:top_k]]
 
 
-async def test_nothing_matches(tmp_path: Path) -> None:
+async def test_queries_without_a_match_return_no_passages(tmp_path: Path) -> None:
     retriever = opened(tmp_path / "index", corpus(TEXTS))
     assert await retriever.search("zebra", 3) == []
     assert await retriever.search("", 3) == []
@@ -68,7 +68,7 @@ async def test_nothing_matches(tmp_path: Path) -> None:
     query=st.text("ab ", max_size=6),
     top_k=st.integers(1, 14),
 )
-def test_a_smaller_cut_is_a_prefix(
+def test_a_smaller_top_k_gives_a_prefix_of_the_ranking(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], query: str, top_k: int
 ) -> None:
     folder = tmp_path_factory.mktemp("bm25") / "index"
@@ -84,19 +84,19 @@ def test_a_smaller_cut_is_a_prefix(
     scores=st.lists(st.sampled_from([0.0, -1.0, 0.5, 1.0, 2.0]), max_size=30),
     top_k=st.integers(1, 10),
 )
-def test_best_rows_agrees_with_sorting(scores: list[float], top_k: int) -> None:
+def test_top_k_rows_agrees_with_sorting(scores: list[float], top_k: int) -> None:
     rows = top_k_rows(np.array(scores, dtype=np.float32), top_k)
     positive = [row for row, score in enumerate(scores) if score > 0]
     assert rows.tolist() == sorted(positive, key=lambda row: (-scores[row], row))[:top_k]
 
 
-def test_words_of_names_survive() -> None:
+def test_tokenize_keeps_the_words_of_names() -> None:
     assert tokenize("J. K. Rowling's U.S. Route 66") == ["j", "k", "rowling", "u", "route", "66"]
     assert tokenize("Laspalès") == tokenize("Laspale\u0300s") == ["laspales"]
     assert tokenize("It") == ["it"]
 
 
-def test_a_corpus_that_cannot_be_indexed() -> None:
+def test_an_empty_corpus_and_repeated_ids_are_refused() -> None:
     with pytest.raises(ConfigError, match="no passages"):
         in_index_order([])
     with pytest.raises(ConfigError, match="'p0'"):

@@ -1,4 +1,4 @@
-"""An index whose files changed on disk gives what an undamaged one gives, and says a line."""
+"""An index with damaged files is rebuilt, gives the same results, and logs one line."""
 
 import asyncio
 import importlib.util
@@ -32,7 +32,7 @@ KINDS = ["bm25", pytest.param("dense", marks=needs_dense)]
 
 
 class WordCounts:
-    """Stands for the encoder: a vector counts the words of a text."""
+    """Replacement for the encoder: a vector counts the words of a text."""
 
     identity = "word counts"
 
@@ -64,23 +64,25 @@ def files_of(cache: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_that_flip_anywhere_change_no_answer(kind: str, tmp_path: Path) -> None:
+def test_flipped_bits_in_any_file_change_no_search_result(kind: str, tmp_path: Path) -> None:
     random, said = Random(0), list[str]()
     whole = found(kind, tmp_path, said)
     for path in files_of(tmp_path):
         for _ in range(6):
             flipped(path, random)
             assert found(kind, tmp_path, said) == whole
-            assert len(said) == 1, "one line, and only one"
-            assert path.name in said[0] or path.name == SEAL, "a seal accuses a file"
+            assert len(said) == 1, "exactly one line is logged"
+            assert path.name in said[0] or path.name == SEAL, "a damaged seal may name a file"
             said.clear()
             assert found(kind, tmp_path, said) == whole
-            assert said == [], "it was made again for good"
+            assert said == [], "the rebuilt index is sound"
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_are_not_as_they_were_written(kind: str, harm: Harm, tmp_path: Path) -> None:
+def test_damaged_files_are_rebuilt_and_change_no_search_result(
+    kind: str, harm: Harm, tmp_path: Path
+) -> None:
     random, said = Random(1), list[str]()
     whole = found(kind, tmp_path, said)
     for path in files_of(tmp_path):

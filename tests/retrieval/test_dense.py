@@ -66,7 +66,9 @@ def test_an_override_wins_over_the_preset_even_when_empty() -> None:
     assert not encoding_of(DenseSettings(preset="bge", normalise=False)).normalise
 
 
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dense_extra_is_reported_with_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(encoder_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="make setup EXTRAS=dense"):
         require_dense_extra()
@@ -76,7 +78,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_dense
 @pytest.mark.model
-async def test_the_packaged_encoder_finds_what_shares_no_word(tmp_path: Path) -> None:
+async def test_the_packaged_encoder_finds_passages_that_share_no_word(tmp_path: Path) -> None:
     for kind in ("dense", "fusion"):
         opened = open_retriever(RetrievalSettings(kind=kind), CORPUS, tmp_path)
         for query, expected in (
@@ -89,8 +91,8 @@ async def test_the_packaged_encoder_finds_what_shares_no_word(tmp_path: Path) ->
 
 @needs_dense
 @pytest.mark.model
-def test_the_packaged_encoder_is_all_minilm() -> None:
-    """Our pooling and normalisation give what the model's own configuration gives."""
+def test_the_packaged_encoder_matches_sentence_transformers() -> None:
+    """Our pooling and normalisation give the vectors of the model's own configuration."""
     from sentence_transformers import SentenceTransformer
 
     texts = ["A small feline that purrs.", "Hydrogen fusion."]

@@ -18,7 +18,7 @@ class Fixed:
         return ranking(self.digest)[:top_k]
 
 
-def test_by_hand() -> None:
+def test_fused_scores_match_a_calculation_by_hand() -> None:
     # k = 60. b: 1/62 + 1/61; a: 1/61 + 1/63; d: 1/62; c: 1/63.
     fused = fuse([ranking("abc"), ranking("bda")], 60)
     assert [passage.id for passage in fused] == ["b", "a", "d", "c"]
@@ -26,7 +26,7 @@ def test_by_hand() -> None:
     assert [passage.score for passage in fused] == pytest.approx(expected, rel=1e-12)
 
 
-def test_k_decides_between_one_first_and_two_later_places() -> None:
+def test_k_weighs_one_first_rank_against_two_later_ranks() -> None:
     # a is first once; b is third twice: 1/(k+1) against 2/(k+3), equal at k = 1.
     rankings = [ranking("acb"), ranking("deb")]
     assert fuse(rankings, 60)[0].id == "b"
@@ -34,7 +34,7 @@ def test_k_decides_between_one_first_and_two_later_places() -> None:
     assert fuse(rankings, 1)[0].score == fuse(rankings, 1)[1].score
 
 
-async def test_the_cut_and_the_digest() -> None:
+async def test_fusion_cuts_at_top_k_and_digests_its_parts() -> None:
     fusion = FusionRetriever([Fixed("abc"), Fixed("bda")])
     assert [passage.id for passage in await fusion.search("q", 1)] == ["b"]
     assert fusion.digest != FusionRetriever([Fixed("abc"), Fixed("bdc")]).digest

@@ -38,10 +38,10 @@ async def answering(text: str, status: int = 200) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_the_server_gives_what_the_index_gives(
+async def test_server_results_equal_those_of_the_local_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # loopback must not ask it
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not used for loopback
     local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
     async with serving(local) as url:
         remote = open_retriever(RetrievalSettings(kind="http", url=url), [])
@@ -49,7 +49,7 @@ async def test_the_server_gives_what_the_index_gives(
             assert await remote.search(query, 5) == await local.search(query, 5)
 
 
-async def test_a_bad_request_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_bad_request_is_refused_naming_the_field(tmp_path: Path) -> None:
     local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
     async with serving(local) as url:
         client = HttpRetriever(url)
@@ -67,14 +67,16 @@ async def test_a_bad_request_is_refused_in_words(tmp_path: Path) -> None:
         ('{"result": []}', 200, "does not follow"),
     ],
 )
-async def test_a_server_that_misbehaves(text: str, status: int, message: str) -> None:
+async def test_bad_responses_of_the_server_raise_a_clear_error(
+    text: str, status: int, message: str
+) -> None:
     async with answering(text, status) as url:
         client = HttpRetriever(url, pause_s=0.0)
         with pytest.raises(RetrievalError, match=message):
             await client.search("q", 3)
 
 
-async def test_temporary_faults_are_retried_a_few_times() -> None:
+async def test_temporary_faults_are_retried_up_to_four_attempts() -> None:
     hit = {"document": {"id": "a", "contents": '"A"\ntext'}, "score": 1.0}
     statuses = [0, 503, 429, 200, 503, 503, 503, 503, 404]
 
@@ -89,13 +91,13 @@ async def test_temporary_faults_are_retried_a_few_times() -> None:
         assert [passage.id for passage in await client.search("q", 3)] == ["a"]
         with pytest.raises(RetrievalError, match=r"503.*4 attempts") as caught:
             await client.search("q", 3)
-        assert type(caught.value) is RetrievalError, "its name is the reason in tables"
+        assert type(caught.value) is RetrievalError, "the class name is the reason in tables"
         with pytest.raises(RetrievalError, match="404"):
             await client.search("q", 3)
     assert statuses == []
 
 
-async def test_no_server() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     async with answering("") as url:
         pass
     client = HttpRetriever(url, pause_s=0.0)

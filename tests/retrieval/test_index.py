@@ -1,4 +1,4 @@
-"""Opening a retriever: built once, and keyed by everything that decides a result."""
+"""Opening a retriever: built once, and keyed by everything that affects a result."""
 
 from pathlib import Path
 
@@ -18,7 +18,9 @@ CORPUS = [
 ]
 
 
-async def test_built_once_then_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_index_is_built_once_and_then_reopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
     monkeypatch.setattr(index, "build_bm25", lambda *_: pytest.fail("built a second time"))
     again = open_retriever(RetrievalSettings(), CORPUS[::-1], tmp_path)
@@ -26,13 +28,13 @@ async def test_built_once_then_mapped(tmp_path: Path, monkeypatch: pytest.Monkey
     assert await first.search("program", 2) == await again.search("program", 2)
 
 
-def test_another_corpus_is_another_index(tmp_path: Path) -> None:
+def test_another_corpus_gets_another_index(tmp_path: Path) -> None:
     changed = [CORPUS[0], CORPUS[1].model_copy(update={"text": "wrote a  letter"})]
     first = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
     assert open_retriever(RetrievalSettings(), changed, tmp_path).digest != first.digest
 
 
-def test_corpus_hash_keeps_fields_apart() -> None:
+def test_corpus_hash_separates_fields_and_ignores_order() -> None:
     left = [Passage(id="a", title="bc", text="d")]
     right = [Passage(id="ab", title="c", text="d")]
     assert corpus_hash(left) != corpus_hash(right)

@@ -1,4 +1,4 @@
-"""How alike queries are: by cosine, each text encoded once, and the same in whatever company."""
+"""Query similarity: cosine, one encoding per text, independent of the other texts."""
 
 import importlib.util
 import threading
@@ -30,7 +30,7 @@ VECTORS = {
 
 
 class Compass:
-    """An encoder of directions, of any length."""
+    """Encoder of compass directions as vectors of any length."""
 
     def __init__(self, settings: DenseSettings) -> None:
         self.identity = "compass"
@@ -63,22 +63,22 @@ def encoder(likeness: QuerySimilarity) -> Compass:
         ("nowhere", ["east", "nowhere"], 0.0),
     ],
 )
-def test_the_largest_cosine_counts(
+def test_similarity_is_the_largest_cosine(
     likeness: QuerySimilarity, query: str, others: list[str], cosine: float
 ) -> None:
     assert likeness(query, others) == cosine
     assert likeness(query, others[::-1]) == cosine
 
 
-def test_a_text_is_encoded_once_and_by_itself(likeness: QuerySimilarity) -> None:
+def test_a_text_is_encoded_once_and_alone(likeness: QuerySimilarity) -> None:
     likeness("east", ["north", "west", "north"])
     likeness("north", ["east", "north east"])
     assert set(encoder(likeness).encoded.values()) == {1}
-    # What else stands in a batch changes the last bits of a vector.
+    # The other texts of a batch change the last bits of a vector.
     assert set(encoder(likeness).batches) == {1}
 
 
-def test_threads_share_what_is_encoded(likeness: QuerySimilarity) -> None:
+def test_threads_share_the_encoded_texts(likeness: QuerySimilarity) -> None:
     asked = [(one, [other]) for one in VECTORS for other in VECTORS] * 20
     begun = threading.Barrier(4)
 
@@ -95,7 +95,7 @@ def test_threads_share_what_is_encoded(likeness: QuerySimilarity) -> None:
 
 @needs_dense
 @pytest.mark.model
-def test_the_packaged_encoder_tells_a_paraphrase_from_another_question() -> None:
+def test_the_packaged_encoder_separates_paraphrases_from_other_questions() -> None:
     likeness = QuerySimilarity()
     asked, reworded = "Who directed Jaws?", "Who was the director of the film Jaws?"
     other = "In which year was the University of Pittsburgh founded?"

@@ -1,4 +1,4 @@
-"""Atlas: the same for a seed, disjoint between parts, and true to its passages."""
+"""Atlas: reproducible per seed, disjoint between splits, and consistent with its passages."""
 
 import re
 from collections import Counter
@@ -25,15 +25,15 @@ def questions() -> dict[str, list[Question]]:
     return {part: build_questions(part, 400) for part in PARTS}
 
 
-def test_a_passage_a_country_and_a_passage_a_city(corpus: dict[str, Passage]) -> None:
+def test_every_country_and_every_city_has_one_passage(corpus: dict[str, Passage]) -> None:
     kinds = Counter(name.split("-")[1] for name in corpus)
     assert kinds == {"country": 252, "city": 34_006}
     paris = corpus["atlas-city-2988507"]
     assert "France" in paris.text
-    assert re.search(r"\bEuro\b", paris.text) is None, "a city's passage holds no country's facts"
+    assert re.search(r"\bEuro\b", paris.text) is None, "no facts of the country"
 
 
-def test_the_same_seed_gives_the_same_questions_and_another_seed_others(
+def test_questions_depend_on_the_seed_and_a_smaller_count_is_a_prefix(
     questions: dict[str, list[Question]],
 ) -> None:
     assert build_questions("dev", 400) == questions["dev"]
@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_questions_and_another_seed_others(
     assert len(other - {q.id for q in questions["dev"]}) > 300
 
 
-def test_parts_share_no_question_and_no_place(questions: dict[str, list[Question]]) -> None:
+def test_splits_share_no_question_and_no_cited_place(questions: dict[str, list[Question]]) -> None:
     texts = [q.question.casefold() for part in PARTS for q in questions[part]]
     assert len(texts) == len(set(texts)) == 1600
     cited = {part: {i for q in questions[part] for i in q.supporting_ids} for part in PARTS}
@@ -57,7 +57,7 @@ def test_parts_share_no_question_and_no_place(questions: dict[str, list[Question
                 assert name.removeprefix("atlas-country-") in countries
 
 
-def test_every_type_is_there(questions: dict[str, list[Question]]) -> None:
+def test_every_question_type_occurs(questions: dict[str, list[Question]]) -> None:
     kinds = Counter((q.type, q.hops) for q in questions["test"])
     assert set(kinds) == {
         ("single", 1), ("bridge", 2), ("bridge", 3), ("comparison", 2), ("compositional", 2),
@@ -66,7 +66,7 @@ def test_every_type_is_there(questions: dict[str, list[Question]]) -> None:
     assert min(kinds.values()) >= 10
 
 
-def test_the_last_passage_states_the_answer_and_evidence_leads_there(
+def test_the_last_passage_has_the_answer_and_each_hop_its_evidence(
     questions: dict[str, list[Question]], corpus: dict[str, Passage]
 ) -> None:
     for question in (q for part in PARTS for q in questions[part] if q.answerable):
@@ -93,19 +93,23 @@ def test_no_earlier_passage_gives_the_answer_away(
                 assert not re.search(rf"(?<![\w,]){answer}(?!\w)", text), question.question
 
 
-def test_the_mix_is_kept_where_draws_are_rejected(questions: dict[str, list[Question]]) -> None:
+def test_the_mix_of_types_is_kept_despite_rejected_draws(
+    questions: dict[str, list[Question]],
+) -> None:
     kinds = Counter((q.type, q.hops) for q in questions["test"])
     assert kinds["bridge", 2] == 160
     assert kinds["bridge", 3] == kinds["compositional", 2] == 40
 
 
-def test_names_that_differ_only_in_punctuation_are_one_name() -> None:
+def test_names_that_differ_only_in_punctuation_are_not_unique() -> None:
     unique = load_facts().unique
     assert not unique & {"Basse-Terre", "Basseterre"}
     assert "Fortaleza" in unique
 
 
-def test_comparisons_are_right(questions: dict[str, list[Question]]) -> None:
+def test_comparison_questions_are_answered_by_the_larger_city(
+    questions: dict[str, list[Question]],
+) -> None:
     people = {city.name: city.population for city in load_facts().cities}
     checked = 0
     for question in questions["test"]:
@@ -116,7 +120,7 @@ def test_comparisons_are_right(questions: dict[str, list[Question]]) -> None:
     assert checked > 10
 
 
-def test_unanswerable_questions_ask_what_no_passage_holds(
+def test_only_unanswerable_questions_have_no_answers(
     questions: dict[str, list[Question]],
 ) -> None:
     for question in questions["dev"]:
@@ -130,7 +134,7 @@ def test_references_are_the_supporting_passages_among_neighbours(
     asked = build_questions("test", 60, references=6)
     assert asked == build_questions("test", 60, references=6)
     bare = [question.model_copy(update={"paragraphs": ()}) for question in asked]
-    assert bare == questions["test"][:60], "questions stay what they are without references"
+    assert bare == questions["test"][:60], "references leave the questions unchanged"
     places = Counter[int]()
     for question in asked:
         shown = {paragraph.id: paragraph for paragraph in question.paragraphs}
@@ -141,4 +145,4 @@ def test_references_are_the_supporting_passages_among_neighbours(
         places.update(n for n, one in enumerate(question.paragraphs) if one.is_supporting)
     assert min(places[n] for n in range(6)) > 8, "every place holds supporting passages"
     few = build_questions("test", 60, references=1)
-    assert {len(question.paragraphs) for question in few} == {1, 2, 3}, "none is left out"
+    assert {len(question.paragraphs) for question in few} == {1, 2, 3}, "no gold is left out"

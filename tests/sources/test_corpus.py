@@ -1,4 +1,4 @@
-"""The corpus: unions, folding, documents, and the questions' own paragraphs."""
+"""The corpus: several files, merged duplicates, documents, and the questions' paragraphs."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def passage(name: str, text: str, title: str = "T") -> dict[str, str]:
     return {"id": name, "title": title, "text": text}
 
 
-def test_a_union_folds_what_is_identical(tmp_path: Path) -> None:
+def test_identical_passages_of_several_files_are_merged(tmp_path: Path) -> None:
     one = write(tmp_path / "1.jsonl", passage("a", "x"), passage("b", "y"))
     two = tmp_path / "2.jsonl.gz"
     rows = [passage("a", "x"), passage("c", "y"), passage("d", "y", "Other")]
@@ -39,14 +39,14 @@ def test_a_union_folds_what_is_identical(tmp_path: Path) -> None:
     }
 
 
-def test_one_id_with_two_contents_names_both_places(tmp_path: Path) -> None:
+def test_one_id_with_two_contents_is_refused_naming_both_places(tmp_path: Path) -> None:
     one = write(tmp_path / "1.jsonl", passage("z", "x"), passage("a", "x2"))
     two = write(tmp_path / "2.jsonl", passage("a", "y"))
     with pytest.raises(ConfigError, match=r"2.jsonl:1: passage 'a' is also at .*1.jsonl:2, with"):
         load_corpus([one, two], 100)
 
 
-def test_documents_are_cut(tmp_path: Path) -> None:
+def test_documents_are_cut_into_passages(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     (folder / "deep").mkdir(parents=True)
     (folder / ".hidden").mkdir()
@@ -72,7 +72,7 @@ def test_documents_are_cut(tmp_path: Path) -> None:
     assert str(tmp_path) not in "".join(p.id for p in corpus.passages)
 
 
-def test_search_r1_contents(tmp_path: Path) -> None:
+def test_search_r1_contents_are_split_into_title_and_text(tmp_path: Path) -> None:
     path = write(
         tmp_path / "c.jsonl",
         {"id": 7, "contents": '"Ada"\nwrote it'},
@@ -87,7 +87,7 @@ def test_search_r1_contents(tmp_path: Path) -> None:
     assert len(title) < len(text), "a text without a title is not its own title"
 
 
-def test_faults_of_a_corpus(tmp_path: Path) -> None:
+def test_faults_of_a_corpus_are_listed_by_line(tmp_path: Path) -> None:
     path = write(
         tmp_path / "c.jsonl",
         {"id": "a", "title": "T"},
@@ -110,7 +110,7 @@ def test_faults_of_a_corpus(tmp_path: Path) -> None:
         load_corpus([tmp_path / "bare"], 100)
 
 
-def test_what_a_folder_holds_besides_documents_is_counted(tmp_path: Path) -> None:
+def test_skipped_files_of_a_corpus_folder_are_counted_by_type(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for name in ("a.png", "deep/b.png", "rows.jsonl.gz", "LICENSE", ".hidden.pdf", "note.pdf"):
         (tmp_path / name).write_text("{}")
@@ -145,7 +145,7 @@ def test_documents_that_must_be_converted_are_refused_by_name(tmp_path: Path) ->
         load_corpus([tmp_path / "b.pdf"], 100)
 
 
-def test_paragraphs_as_corpus() -> None:
+def test_the_paragraphs_of_questions_form_a_corpus() -> None:
     paragraphs = (Paragraph(title="A", text="a", id="p1"), Paragraph(title="B", text="b"))
     other = (Paragraph(title="B", text="b"), Paragraph(title="A", text="a", id="p2"))
     questions = [
@@ -157,7 +157,7 @@ def test_paragraphs_as_corpus() -> None:
     assert corpus.aliases == {"p2": "p1"}
 
 
-def test_a_paragraph_without_text_is_no_passage() -> None:
+def test_a_paragraph_without_text_is_skipped_and_counted() -> None:
     paragraphs = tuple(
         Paragraph(title=t, text=text) for t, text in [("", ""), ("A", " "), ("A", "a")]
     )
@@ -168,7 +168,7 @@ def test_a_paragraph_without_text_is_no_passage() -> None:
 
 
 @given(text=st.text(), passage_words=st.integers(1, 7))
-def test_cutting_loses_and_doubles_no_word(text: str, passage_words: int) -> None:
+def test_cutting_keeps_every_word_exactly_once(text: str, passage_words: int) -> None:
     pieces = list(cut("doc", "Title", text, passage_words))
     words = [piece.text.split() for piece in pieces]
     assert [word for piece in words for word in piece] == text.split()

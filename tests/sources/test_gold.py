@@ -1,4 +1,4 @@
-"""Gold documents: marked ids, else titles that hold the answer, else all of that title."""
+"""Gold passages: marked ids, otherwise titles with the answer, otherwise all of that title."""
 
 from typing import Any
 
@@ -23,25 +23,25 @@ def gold(**fields: Any) -> tuple[str, ...]:
     return resolve_gold([Question.model_validate(values)], CORPUS, {"old": "c"})[0].supporting_ids
 
 
-def test_marked_paragraphs_come_first() -> None:
+def test_marked_paragraphs_take_precedence_over_titles() -> None:
     marked = Paragraph(title="Island", text="", is_supporting=True, id="a")
     other = Paragraph(title="Bay", text="", id="c")
     assert gold(paragraphs=(marked, other), supporting_titles=("Bay",)) == ("a",)
 
 
-def test_a_title_shared_by_several_passages_means_the_one_with_the_answer() -> None:
+def test_of_passages_with_the_same_title_those_with_the_answer_are_gold() -> None:
     assert gold(supporting_titles=("Island",)) == ("b",)
     assert gold(supporting_titles=("Island",), answers=("nobody",)) == ("a", "b")
 
 
-def test_an_answer_is_held_as_whole_words_and_yes_or_no_proves_nothing() -> None:
+def test_answers_match_whole_words_and_yes_or_no_selects_no_passage() -> None:
     assert gold(supporting_titles=("North",), answers=("Ian",)) == ("m",)
     assert gold(supporting_titles=("North",), answers=("no",)) == ("n", "m")
     assert gold(supporting_titles=("North",), answers=("yes",)) == ("n", "m")
     assert gold(supporting_titles=("North",), answers=("Yes",)) == ("n", "m")
 
 
-def test_aliases_lead_to_the_kept_passage_and_missing_ones_are_dropped() -> None:
+def test_aliases_resolve_to_the_kept_passage_and_missing_ids_are_dropped() -> None:
     assert gold(supporting_ids=("old", "gone")) == ("c",)
     assert gold(supporting_ids=("gone",), supporting_titles=("Bay",)) == ("c",)
 
@@ -72,6 +72,6 @@ def test_an_exact_title_is_preferred_to_another_spelling() -> None:
     assert resolve_gold([question], corpus)[0].supporting_ids == ("US",)
 
 
-def test_unknown_stays_unknown() -> None:
+def test_questions_without_a_known_title_have_no_gold() -> None:
     assert gold() == ()
     assert gold(supporting_titles=("Nowhere",)) == ()

@@ -1,4 +1,4 @@
-"""Loading a recipe's data: drawing, mixing, gold passages, and what is counted."""
+"""Loading a recipe's data: drawing, mixing, gold passages, and counts."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def ids(data: Data) -> list[str]:
     return [question.id for question in data.questions]
 
 
-def test_parts_partition_the_set(tmp_path: Path) -> None:
+def test_splits_partition_the_set(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", rows("a", 60))
     parts = {part: ids(load(path, split=part)) for part in ("warm", "train", "dev", "test")}
     assert sorted(name for names in parts.values() for name in names) == sorted(
@@ -57,7 +57,7 @@ def test_parts_partition_the_set(tmp_path: Path) -> None:
         assert len(names) < 60
 
 
-def test_a_split_never_changes_and_none_of_it_is_left_out_of_what_is_known(tmp_path: Path) -> None:
+def test_splits_are_fixed_and_load_split_ignores_limit_and_skip(tmp_path: Path) -> None:
     # Policies were trained on these splits; others would put learned questions into the test.
     first_and_last = [split_of(f"question {n}") for n in (95, 103, 49, 83, 104, 68, 107, 12)]
     assert first_and_last == [name for name in ("warm", "train", "dev", "test") for _ in range(2)]
@@ -68,7 +68,7 @@ def test_a_split_never_changes_and_none_of_it_is_left_out_of_what_is_known(tmp_p
     assert len(whole) > 3
 
 
-def test_a_limit_is_a_sample_that_grows_and_ignores_the_order_of_the_file(tmp_path: Path) -> None:
+def test_a_limit_draws_a_nested_sample_regardless_of_file_order(tmp_path: Path) -> None:
     whole = rows("a", 40)
     path = write(tmp_path / "q.jsonl", whole)
     backwards = write(tmp_path / "r.jsonl", whole[::-1])
@@ -78,7 +78,7 @@ def test_a_limit_is_a_sample_that_grows_and_ignores_the_order_of_the_file(tmp_pa
     assert ids(load(path, seed=1, split=None, limit=20)) != large
 
 
-def test_the_corpus_of_paragraphs_serves_every_part(tmp_path: Path) -> None:
+def test_the_paragraph_corpus_includes_questions_that_are_not_drawn(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", rows("a", 30))
     data = load(path, split=None, limit=3)
     assert len(data.passages) == 31
@@ -88,7 +88,7 @@ def test_the_corpus_of_paragraphs_serves_every_part(tmp_path: Path) -> None:
         assert [by_id[name].title for name in question.supporting_ids] == [question.id]
 
 
-def test_gold_is_found_by_title_where_a_corpus_words_one_of_its_paragraphs_otherwise(
+def test_gold_is_found_by_title_if_the_corpus_words_a_paragraph_differently(
     tmp_path: Path,
 ) -> None:
     question = rows("a", 1)[0]
@@ -99,10 +99,10 @@ def test_gold_is_found_by_title_where_a_corpus_words_one_of_its_paragraphs_other
     ]
     path = write(tmp_path / "q.jsonl", [question])
     data = load(path, split=None, corpus=write(tmp_path / "c.jsonl", corpus))
-    assert data.questions[0].supporting_ids == ("1", "2"), "not only the one with the same text"
+    assert data.questions[0].supporting_ids == ("1", "2"), "not only the one with equal text"
 
 
-def test_a_mix_draws_from_each_and_caps_the_whole(tmp_path: Path) -> None:
+def test_a_mix_draws_from_each_set_and_the_limit_caps_the_total(tmp_path: Path) -> None:
     one = SetSettings(source="jsonl", questions=write(tmp_path / "1", rows("a", 9)), split=None)
     two = SetSettings(
         source="musique", questions=write(tmp_path / "2", rows("b", 9)), split=None, limit=4
@@ -117,7 +117,7 @@ def test_a_mix_draws_from_each_and_caps_the_whole(tmp_path: Path) -> None:
     assert len(capped.questions) == 6 and len(capped.passages) == 19
 
 
-def test_what_is_skipped_is_what_a_shorter_sample_holds(tmp_path: Path) -> None:
+def test_skip_leaves_out_exactly_the_questions_of_a_shorter_sample(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", rows("a", 40))
     one = SetSettings(source="jsonl", questions=path, split=None)
     for settings in (
@@ -130,7 +130,7 @@ def test_what_is_skipped_is_what_a_shorter_sample_holds(tmp_path: Path) -> None:
             for limit, skip in ((5, 0), (7, 5), (12, 0))
         )
         assert (len(first), len(second)) == (5, 7)
-        assert sorted(first + second) == sorted(both), "nothing twice, nothing between"
+        assert sorted(first + second) == sorted(both), "no repeats and no gaps"
     with pytest.raises(ConfigError, match=r"no questions are left: .*jsonl: questions skipped: 40"):
         load(path, split=None, skip=40)
 
@@ -144,7 +144,7 @@ def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
         load_data(DataSettings(mix=(same[0], other), limit=None), 0)
 
 
-def test_gold_is_found_through_folded_ids_and_titles(tmp_path: Path) -> None:
+def test_gold_is_found_through_merged_ids_and_titles(tmp_path: Path) -> None:
     base = {"question": "Who?", "answers": ["Ada"]}
     questions = write(
         tmp_path / "q.jsonl",
@@ -168,7 +168,7 @@ def test_gold_is_found_through_folded_ids_and_titles(tmp_path: Path) -> None:
     assert data.notes["warning: cited passages not in the corpus"] == 1
 
 
-def test_gold_is_told_apart_from_passages_of_the_same_title(tmp_path: Path) -> None:
+def test_gold_is_distinguished_from_passages_of_the_same_title(tmp_path: Path) -> None:
     row = {
         "id": "2hop__1_2",
         "question": "Who?",
@@ -185,7 +185,7 @@ def test_gold_is_told_apart_from_passages_of_the_same_title(tmp_path: Path) -> N
     assert [by_id[name] for name in data.questions[0].supporting_ids] == ["The bridge."]
 
 
-def test_a_corpus_that_lacks_what_is_cited_is_a_counted_warning(tmp_path: Path) -> None:
+def test_cited_passages_missing_from_the_corpus_are_counted_as_a_warning(tmp_path: Path) -> None:
     paragraphs = [{"id": "gone", "title": "T", "text": "t", "is_supporting": True}]
     row = {"id": "x", "question": "Who?", "answers": ["Ada"], "paragraphs": paragraphs}
     corpus = write(tmp_path / "c.jsonl", [{"id": "other", "title": "U", "text": "u"}])
@@ -221,14 +221,14 @@ def test_the_embedded_source_needs_no_file() -> None:
     assert all(known.issuperset(question.supporting_ids) for question in data.questions)
 
 
-def test_faults_of_all_sets_come_together(tmp_path: Path) -> None:
+def test_faults_of_all_sets_are_reported_together(tmp_path: Path) -> None:
     bad = [write(tmp_path / name, [{"id": "x"}]) for name in ("1.jsonl", "2.jsonl")]
     mix = tuple(SetSettings(source="jsonl", questions=path) for path in bad)
     with pytest.raises(ConfigError, match=r"(?s)1\.jsonl:1: .*2\.jsonl:1: "):
         load_data(DataSettings(mix=mix), 0)
 
 
-def test_faults_of_questions_and_corpus_come_together(tmp_path: Path) -> None:
+def test_faults_of_questions_and_corpus_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"id": "torn')
     twice = [{"id": "a", "title": "T", "text": text} for text in "xy"]
     corpus = ["absent.jsonl", write(tmp_path / "c.jsonl", twice)]
@@ -241,12 +241,12 @@ def test_faults_of_questions_and_corpus_come_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"questions": ""}, {"corpus": " "}, {"corpus": ["c", ""]}])
-def test_a_blank_path_is_not_the_working_folder(change: dict[str, Any]) -> None:
+def test_a_blank_path_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="is empty; name a file"):
         DataSettings(source="jsonl", **change)
 
 
-def test_nothing_to_work_on(tmp_path: Path) -> None:
+def test_a_missing_corpus_and_an_empty_split_are_refused(tmp_path: Path) -> None:
     bare = write(tmp_path / "q.jsonl", [{"id": "x", "question": "Who?", "answers": ["Ada"]}])
     with pytest.raises(ConfigError, match=r"data\.corpus is not set"):
         load(bare, split=None)
@@ -257,7 +257,7 @@ def test_nothing_to_work_on(tmp_path: Path) -> None:
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real sets are not beside the checkout")
-def test_the_real_mix() -> None:
+def test_the_real_mix_has_gold_for_every_question() -> None:
     sets = {"hotpotqa": "hotpotqa", "2wiki": "2wikimultihopqa", "musique": "musique"}
     mix = tuple(
         SetSettings.model_validate(
@@ -274,7 +274,7 @@ def test_the_real_mix() -> None:
         assert question.supporting_ids and known.issuperset(question.supporting_ids)
 
 
-def test_a_limit_counts_the_questions_that_can_be_answered() -> None:
+def test_a_limit_counts_only_the_questions_that_fit() -> None:
     settings = DataSettings(limit=30, cities=500)
     everything = load_data(settings, 0).questions
     answerable = load_data(settings, 0, unfit=unanswerable)

@@ -1,4 +1,4 @@
-"""A question that is written as a line of JSONL is read as the same question."""
+"""Round trip of questions through lines of JSONL."""
 
 import json
 
@@ -18,7 +18,7 @@ words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str
     extra=st.dictionaries(st.sampled_from(["level", "split", "pid"]), words),
     hops=st.none() | st.integers(1, 9),
 )
-def test_a_line_is_read_as_the_question(
+def test_a_question_round_trips_through_its_line(
     question: str, answers: list[str], extra: dict[str, str], hops: int | None
 ) -> None:
     written = a_question(
@@ -41,9 +41,9 @@ def test_a_line_is_read_as_the_question(
     assert QuestionLine.parse(json.loads(line)).to_question("jsonl") == written
 
 
-def test_a_line_keeps_the_first_source() -> None:
+def test_a_line_keeps_the_original_source() -> None:
     (line,) = line_of(a_question(source="2wiki", extra={"hops": "two"})).splitlines()
     read = QuestionLine.parse(json.loads(line)).to_question("jsonl")
     assert read.extra == {"source": "2wiki"}
-    assert read.hops == 1, "a field of the question is never replaced by another source's"
+    assert read.hops == 1, "an extra field never replaces a field of the question"
     assert json.loads(line_of(read))["source"] == "2wiki"

@@ -1,4 +1,4 @@
-"""Readers of question sets: every format, and every way a file can be bad."""
+"""Readers of question sets: every format, and faulty files."""
 
 import contextlib
 import gzip
@@ -51,7 +51,7 @@ HOTPOT = {
 }
 
 
-def test_ours(tmp_path: Path) -> None:
+def test_our_own_format(tmp_path: Path) -> None:
     question = only("jsonl", write(tmp_path / "q.jsonl", OURS))
     assert question.answers == ("J. K. Rowling", "3.5 million")
     assert question.supporting_titles == ("A",)
@@ -60,17 +60,17 @@ def test_ours(tmp_path: Path) -> None:
     assert question.source == "jsonl" and question.licence is None
 
 
-def test_ours_under_a_known_source_has_its_licence(tmp_path: Path) -> None:
+def test_a_line_without_a_licence_gets_that_of_its_source(tmp_path: Path) -> None:
     question = only("musique", write(tmp_path / "q.jsonl", OURS))
     assert (question.source, question.licence) == ("musique", LICENCES["musique"])
 
 
-def test_the_licence_of_a_line_precedes_that_of_its_source(tmp_path: Path) -> None:
+def test_the_licence_of_a_line_overrides_that_of_its_source(tmp_path: Path) -> None:
     question = only("musique", write(tmp_path / "q.jsonl", {**OURS, "licence": "CC0"}))
     assert question.licence == "CC0"
 
 
-def test_hotpotqa(tmp_path: Path) -> None:
+def test_hotpotqa_format(tmp_path: Path) -> None:
     path = tmp_path / "hotpot.json"
     path.write_text(json.dumps([HOTPOT]))
     question = only("hotpotqa", str(path))
@@ -89,7 +89,7 @@ def test_hotpotqa(tmp_path: Path) -> None:
     assert question.extra["level"] == "hard"
 
 
-def test_hotpotqa_as_the_hub_has_it(tmp_path: Path) -> None:
+def test_the_hub_format_of_hotpotqa_gives_the_same_question(tmp_path: Path) -> None:
     row = {
         **{key: value for key, value in HOTPOT.items() if key != "_id"},
         "id": "h1",
@@ -105,19 +105,19 @@ def test_hotpotqa_as_the_hub_has_it(tmp_path: Path) -> None:
     assert hub == only("hotpotqa", str(own))
 
 
-def test_2wiki(tmp_path: Path) -> None:
+def test_2wiki_format(tmp_path: Path) -> None:
     row = {
         **HOTPOT,
         "type": "bridge_comparison",
         "context": [["Alder", ["One.", "Two."]]],
         "evidences": [["Alder", "river", "Tamar"]],
     }
-    question = only("2wiki", write(tmp_path / "2wiki.json", row))  # .json that holds lines
+    question = only("2wiki", write(tmp_path / "2wiki.json", row))  # a .json file of lines
     assert (question.hops, question.paragraphs[0].text) == (4, "One. Two.")
     assert question.extra["evidences"] == [["Alder", "river", "Tamar"]]
 
 
-def test_musique_full_keeps_both_of_a_pair(tmp_path: Path) -> None:
+def test_musique_keeps_the_answerable_and_the_unanswerable_question(tmp_path: Path) -> None:
     row = {
         "id": "3hop1__1_2_3",
         "question": "Where?",
@@ -145,7 +145,7 @@ def test_musique_full_keeps_both_of_a_pair(tmp_path: Path) -> None:
     assert without.id != with_it.id
 
 
-def test_popqa(tmp_path: Path) -> None:
+def test_popqa_format(tmp_path: Path) -> None:
     path = tmp_path / "pop.tsv"
     answers = '"[""poet"", ""the \\""bard\\"""", """"]"'
     path.write_text(
@@ -159,7 +159,7 @@ def test_popqa(tmp_path: Path) -> None:
     assert question.extra == {"subj": "Ada", "obj": "poet"}
 
 
-def test_bamboogle_is_one_set_in_all_its_forms(tmp_path: Path) -> None:
+def test_bamboogle_is_read_alike_from_csv_tsv_and_json(tmp_path: Path) -> None:
     comma, tab = tmp_path / "b.csv", tmp_path / "b.tsv"
     comma.write_text('\ufeffQuestion,Answer\r\n"Who, then?",Ada\r\n', encoding="utf-8")
     tab.write_text("question\tanswer\nWho, then?\tAda\n")
@@ -170,7 +170,7 @@ def test_bamboogle_is_one_set_in_all_its_forms(tmp_path: Path) -> None:
     assert (found[0].question, found[0].answers, found[0].hops) == ("Who, then?", ("Ada",), 2)
 
 
-def test_flashrag(tmp_path: Path) -> None:
+def test_flashrag_format(tmp_path: Path) -> None:
     metadata = {
         "type": "comparison",
         "supporting_facts": {"title": ["A"], "sent_id": [0]},
@@ -185,7 +185,7 @@ def test_flashrag(tmp_path: Path) -> None:
     assert only("nq", write(tmp_path / "g.jsonl", other)).id != question.id
 
 
-def test_nq_open(tmp_path: Path) -> None:
+def test_nq_open_format(tmp_path: Path) -> None:
     question = only("nq", write(tmp_path / "nq.jsonl", {"question": "when?", "answer": ["2014"]}))
     assert (question.answers, question.type, question.hops) == (("2014",), "open_domain", 1)
 
@@ -216,12 +216,12 @@ def test_a_misspelt_field_of_answers_is_named(tmp_path: Path) -> None:
         read_set("jsonl", path)
 
 
-def test_unanswerable_needs_no_answers(tmp_path: Path) -> None:
+def test_an_unanswerable_question_needs_no_answers(tmp_path: Path) -> None:
     row = {"id": "u", "question": "Who?", "answerable": False}
     assert only("jsonl", write(tmp_path / "q.jsonl", row)).answers == ()
 
 
-def test_all_faults_at_once_then_a_count(tmp_path: Path) -> None:
+def test_the_first_twenty_faults_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"id": "torn", \n[1]\n{"id": NaN}\n\n' + '{"id": "x"}\n' * 30)
     with pytest.raises(ConfigError) as raised:
@@ -246,14 +246,14 @@ def test_all_faults_at_once_then_a_count(tmp_path: Path) -> None:
         ("null", "is null, not an object"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said_in_plain_words(line: str, message: str) -> None:
+def test_a_malformed_line_gets_a_plain_error_message(line: str, message: str) -> None:
     with pytest.raises(ValueError) as raised:
         parse_object(line)
     assert str(raised.value) == message
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv"])
-def test_a_bad_byte_is_found_on_its_line_and_the_faults_behind_it_too(
+def test_a_bad_byte_and_the_faults_after_it_are_reported_by_line(
     tmp_path: Path, ending: str
 ) -> None:
     header, line = (
@@ -288,7 +288,7 @@ def test_a_bad_byte_is_found_on_its_line_and_the_faults_behind_it_too(
         ),
     ],
 )
-def test_columns_of_unequal_length_are_not_cut(
+def test_columns_of_unequal_length_are_refused(
     tmp_path: Path, source: str, row: dict[str, Any]
 ) -> None:
     with pytest.raises(
@@ -297,7 +297,7 @@ def test_columns_of_unequal_length_are_not_cut(
         read_set(source, write(tmp_path / "q.jsonl", row))
 
 
-def test_broken_gzip_and_encoding(tmp_path: Path) -> None:
+def test_damaged_empty_and_missing_files_are_refused(tmp_path: Path) -> None:
     whole = gzip.compress(
         ("\n".join(json.dumps({**OURS, "id": str(i)}) for i in range(99))).encode()
     )
@@ -316,14 +316,14 @@ def test_broken_gzip_and_encoding(tmp_path: Path) -> None:
         read_set("jsonl", None)
 
 
-def test_duplicates(tmp_path: Path) -> None:
+def test_repeated_lines_are_counted_and_conflicting_ids_refused(tmp_path: Path) -> None:
     assert read_set("jsonl", write(tmp_path / "same.jsonl", OURS, OURS)).repeated == 1
     other = write(tmp_path / "other.jsonl", OURS, {**OURS, "answers": ["Other"]})
     with pytest.raises(ConfigError, match=r"other.jsonl:2: id 'q1' is also at .*other.jsonl:1,"):
         read_set("jsonl", other)
 
 
-def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_datasets_are_read_by_name_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     tables = {"test": [{"question": "when?", "answer": ["2014"]}], "dev": [OURS]}
 
@@ -358,7 +358,7 @@ blankless = st.text(min_size=1).filter(str.strip)
     ascii_only=st.booleans(),
     packed=st.booleans(),
 )
-def test_jsonl_gives_back_what_was_written(
+def test_written_jsonl_rows_are_read_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[dict[str, Any]],
     ascii_only: bool,
@@ -373,13 +373,13 @@ def test_jsonl_gives_back_what_was_written(
 
 
 @given(st.text())
-def test_any_line_is_an_object_or_a_value_error(line: str) -> None:
+def test_parse_object_returns_a_dict_or_raises_a_value_error(line: str) -> None:
     with contextlib.suppress(ValueError):
         assert isinstance(parse_object(line), dict)
 
 
 @given(id=blankless, question=blankless, answers=st.lists(blankless, min_size=1), extra=json_values)
-def test_a_sound_question_comes_back_verbatim(
+def test_a_valid_question_is_read_verbatim(
     tmp_path_factory: pytest.TempPathFactory,
     id: str,
     question: str,
@@ -394,12 +394,12 @@ def test_a_sound_question_comes_back_verbatim(
 
 
 def test_a_line_nested_too_deeply_is_a_value_error() -> None:
-    # Shallow enough for the parser, and too deep for what looks for surrogates.
+    # Shallow enough for the parser, but too deep for the search for surrogates.
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_object('{"a":' * 600 + "1" + "}" * 600)
 
 
-def test_a_lone_surrogate_does_not_get_through() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     row = parse_object('{"a": ["\\ud800x", "\\ud83d\\ude00"], "\\udc00": 1}')
     assert row == {"a": ["\ufffdx", "\U0001f600"], "\ufffd": 1}
 
@@ -419,7 +419,7 @@ def test_a_lone_surrogate_does_not_get_through() -> None:
         ("nq", "nq", 803),
     ],
 )
-def test_the_real_sets(name: str, source: str, count: int) -> None:
+def test_the_real_sets_are_read_completely(name: str, source: str, count: int) -> None:
     found = read_set(source, str(SHARED / f"{name}_shared.jsonl.gz"))
     assert (len(found.questions), found.repeated) == (count, 0)
     for placed in found.questions:

@@ -91,7 +91,7 @@ def gold_texts(data: Data) -> dict[str, list[str]]:
     return {one.id: [texts[name] for name in one.supporting_ids] for one in data.questions}
 
 
-def test_a_line_of_ours(tmp_path: Path) -> None:
+def test_our_own_reading_format(tmp_path: Path) -> None:
     titled = {**LINE, "title": "Alder", "kind": "span", "relation": "P1", "licence": "MIT"}
     closed = {**LINE, "id": "r2", "answers": ["no"], "title": ""}
     first, second = read(write(tmp_path / "r.jsonl", titled, closed))
@@ -136,7 +136,7 @@ def test_mrqa_as_released(tmp_path: Path) -> None:
     assert third.paragraphs[0].text == ALDER
 
 
-def test_a_later_passage_of_mrqa_keeps_the_title_that_it_shares_with_the_first(
+def test_a_later_mrqa_passage_keeps_a_title_equal_to_the_first(
     tmp_path: Path,
 ) -> None:
     context = "[PAR] [TLE] Alder [SEP] It rises. [PAR] [TLE] Alder [SEP] It falls."
@@ -153,7 +153,7 @@ def test_a_question_is_closed_if_all_its_answers_are_yes_or_no(
     assert ReadingRow.parse({**LINE, "answers": answers}).to_question("reading").type == kind
 
 
-def test_an_impossible_question_has_no_answers_whatever_its_line_says() -> None:
+def test_an_impossible_question_ignores_the_answers_of_its_line() -> None:
     impossible = ReadingRow.parse({**LINE, "is_impossible": True}).to_question("reading")
     assert (impossible.answerable, impossible.answers) == (False, ())
 
@@ -183,7 +183,7 @@ def test_an_impossible_question_has_no_answers_whatever_its_line_says() -> None:
         ),
     ],
 )
-def test_a_fault_names_its_place(
+def test_a_fault_is_reported_with_its_line_or_item(
     tmp_path: Path, name: str, row: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / name
@@ -194,7 +194,7 @@ def test_a_fault_names_its_place(
         read_set("reading", str(path))
 
 
-def test_gold_is_the_own_passage_although_titles_repeat(tmp_path: Path) -> None:
+def test_gold_is_the_questions_own_passage_even_if_titles_repeat(tmp_path: Path) -> None:
     # Two passages share a title and an answer, one is asked about twice, and one has no title.
     start = "The moor is wide and open to all, "
     rows = [
@@ -206,7 +206,7 @@ def test_gold_is_the_own_passage_although_titles_repeat(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "r.jsonl", *rows)
     assert gold_texts(load(path)) == {row["id"]: [row["passage"]] for row in rows}
-    # The same passages in a corpus with other ids, where one of them has a copy.
+    # The same passages in a corpus with other ids, one of them twice.
     corpus = [
         {"id": f"{n}", "title": p.title, "text": p.text}
         for n, p in enumerate([*load(path).passages, load(path).passages[0]])
@@ -235,7 +235,7 @@ def test_questions_about_one_passage_are_in_one_split(
     assert found[0].paragraphs[0].title.strip()
 
 
-def test_a_passage_is_in_one_split_however_two_sets_spell_it() -> None:
+def test_the_split_of_a_passage_ignores_case_spaces_and_underscores() -> None:
     def split_with(**changes: str) -> str | None:
         return ReadingRow.parse({**LINE, **changes}).to_question("reading").split
 
@@ -308,7 +308,7 @@ def test_a_table_has_an_intro_and_gold_only_if_its_trace_is_unique(tmp_path: Pat
     assert by_id["h2"].supporting_titles == ()
 
 
-def test_alternatives_of_a_table_keep_their_ids_and_fields_and_are_no_gold(tmp_path: Path) -> None:
+def test_an_ambiguous_table_keeps_its_ids_and_fields_but_has_no_gold(tmp_path: Path) -> None:
     cited = {"supporting_ids": ["p1", "p3"], "table": "t7"}
     path = write(tmp_path / "h.jsonl", {**HYBRID, **cited, "trace_unique": False})
     (question,) = read(path, "hybridqa")
@@ -317,7 +317,7 @@ def test_alternatives_of_a_table_keep_their_ids_and_fields_and_are_no_gold(tmp_p
     assert question.extra == {"table": "t7", "trace_unique": False}
 
 
-def test_hops_of_strategyqa_are_its_steps_and_blank_facts_are_no_passages(tmp_path: Path) -> None:
+def test_strategyqa_counts_steps_as_hops_and_drops_blank_facts(tmp_path: Path) -> None:
     steps = ["How well does a dog hear?", "How well does a seal?", "Is #1 better than #2?"]
     row = {**STRATEGY, "facts": [*FACTS, " ", ""], "decomposition": steps}
     (question,) = read(write(tmp_path / "s.jsonl", row), "strategyqa")

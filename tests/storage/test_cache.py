@@ -1,4 +1,4 @@
-"""Entries of the cache: whole, as they were written, and their user's alone."""
+"""Cache entries: complete, unchanged since they were written, and private to their user."""
 
 import json
 import multiprocessing
@@ -37,20 +37,20 @@ def opened(entry: Path, said: list[str] | None = None) -> dict[str, bytes]:
 
 
 def not_built(folder: Path) -> None:
-    pytest.fail("a sound entry was built again")
+    pytest.fail("an intact entry was rebuilt")
 
 
 def test_an_entry_is_built_once(tmp_path: Path) -> None:
     assert opened(tmp_path / "room" / "entry") == SMALL
     get_or_build(tmp_path / "room" / "entry", not_built)
     names = sorted(path.name for path in (tmp_path / "room").iterdir())
-    assert names == ["entry", "entry.lock"], "nothing else is left"
+    assert names == ["entry", "entry.lock"], "no other file is left"
     assert (tmp_path / "room" / "entry").stat().st_mode & 0o777 == 0o700
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(places=st.lists(st.integers(0), min_size=1, max_size=4, unique=True))
-def test_bits_that_flip_anywhere_are_found(tmp_path: Path, places: list[int]) -> None:
+def test_flipped_bits_anywhere_are_detected(tmp_path: Path, places: list[int]) -> None:
     entry, said = tmp_path / "entry", list[str]()
     opened(entry)
     files = sorted(path for path in entry.rglob("*") if path.is_file() and path.stat().st_size)
@@ -68,19 +68,21 @@ def test_bits_that_flip_anywhere_are_found(tmp_path: Path, places: list[int]) ->
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 @pytest.mark.parametrize("name", ["one.npy", "deeper/two.json", SEAL])
-def test_what_befalls_a_file_is_told_and_mended(name: str, harm: Harm, tmp_path: Path) -> None:
+def test_a_damaged_file_is_logged_and_its_entry_rebuilt(
+    name: str, harm: Harm, tmp_path: Path
+) -> None:
     entry, said = tmp_path / "room" / "entry", list[str]()
     opened(entry)
     harm(entry / name, Random(2))
     assert opened(entry, said) == SMALL
     assert [line.startswith(f"{entry}: damaged, so it is rebuilt (") for line in said] == [True]
-    assert Path(name).name in said[0] or name == SEAL, "a seal may accuse a file"
+    assert Path(name).name in said[0] or name == SEAL, "a damaged seal may name a file"
     get_or_build(entry, not_built)
     assert sorted(path.name for path in entry.parent.iterdir() if path.suffix == ".tmp") == []
 
 
 @pytest.mark.parametrize("instead", ["file", "fifo", "dangling", "link to a sound one"])
-def test_what_is_no_folder_is_replaced(instead: str, tmp_path: Path) -> None:
+def test_an_entry_that_is_not_a_folder_is_replaced(instead: str, tmp_path: Path) -> None:
     entry, said = tmp_path / "room" / "entry", list[str]()
     opened(entry)
     entry.rename(tmp_path / "entry")
@@ -95,7 +97,7 @@ def test_what_is_no_folder_is_replaced(instead: str, tmp_path: Path) -> None:
     assert not entry.is_symlink()
 
 
-def test_an_entry_in_the_place_of_another_is_told(tmp_path: Path) -> None:
+def test_an_entry_moved_to_another_name_is_rebuilt(tmp_path: Path) -> None:
     said = list[str]()
     opened(tmp_path / "one")
     (tmp_path / "one").rename(tmp_path / "two")
@@ -103,7 +105,7 @@ def test_an_entry_in_the_place_of_another_is_told(tmp_path: Path) -> None:
     assert "of another entry" in said[0]
 
 
-def test_what_was_compared_is_read_once_a_process(
+def test_an_entry_is_verified_once_per_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = tmp_path / "entry"
@@ -111,7 +113,7 @@ def test_what_was_compared_is_read_once_a_process(
     get_or_build(entry, not_built)
     monkeypatch.setattr(file_seal, "_hash", lambda *_: pytest.fail("read a second time"))
     get_or_build(entry, not_built)
-    (entry / "one.npy").write_bytes(SMALL["one.npy"])  # looks other than it did
+    (entry / "one.npy").write_bytes(SMALL["one.npy"])  # same content, new time stamp
     with pytest.raises(pytest.fail.Exception, match="a second time"):
         get_or_build(entry, not_built)
 
@@ -136,8 +138,8 @@ def test_a_kill_while_building_leaves_no_entry(tmp_path: Path) -> None:
     assert not (tmp_path / "room" / "entry").exists()
     said = list[str]()
     assert opened(tmp_path / "room" / "entry", said) == SMALL
-    assert said == [], "what was never whole was not damaged"
-    assert len(list((tmp_path / "room").iterdir())) == 2, "the killed one's files are gone"
+    assert said == [], "an unfinished build is not damage"
+    assert len(list((tmp_path / "room").iterdir())) == 2, "the killed build's files are removed"
 
 
 def _open_at_once(entry: Path, ready: Barrier, log: Path) -> None:
@@ -152,7 +154,7 @@ def _open_at_once(entry: Path, ready: Barrier, log: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["missing", "damaged"])
-def test_processes_that_want_one_entry_at_once_build_it_once(before: str, tmp_path: Path) -> None:
+def test_concurrent_processes_build_an_entry_once(before: str, tmp_path: Path) -> None:
     entry, log, fork = tmp_path / "entry", tmp_path / "log", multiprocessing.get_context("fork")
     for n in range(5):
         entry = tmp_path / f"entry-{n}"
@@ -169,7 +171,7 @@ def test_processes_that_want_one_entry_at_once_build_it_once(before: str, tmp_pa
         assert log.read_text() == "built\n" * (n + 1)
 
 
-def test_an_entry_that_another_process_replaces_during_the_check_is_built(
+def test_an_entry_replaced_during_the_check_is_rebuilt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(tmp_path / "entry")
@@ -185,7 +187,7 @@ def test_an_entry_that_another_process_replaces_during_the_check_is_built(
     assert opened(tmp_path / "entry") == SMALL
 
 
-def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_no_entry(tmp_path: Path) -> None:
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -200,7 +202,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_new_cache_is_its_users_alone(cache: Path) -> None:
+def test_a_new_cache_is_private_to_its_user(cache: Path) -> None:
     before = os.umask(0o002)
     try:
         assert cache_section("gguf") == cache / "gguf"
@@ -212,7 +214,7 @@ def test_a_new_cache_is_its_users_alone(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_a_cache_that_others_can_write_is_not_used(mode: int, cache: Path) -> None:
+def test_a_cache_that_others_can_write_is_refused(mode: int, cache: Path) -> None:
     cache_section("gguf")
     cache.chmod(mode)
     with pytest.raises(ConfigError, match=r"others can write it.*BRANCHWISE_CACHE"):
@@ -221,7 +223,7 @@ def test_a_cache_that_others_can_write_is_not_used(mode: int, cache: Path) -> No
     cache_section("gguf")
 
 
-def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -231,7 +233,7 @@ def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         cache_folder()
 
 
-def test_a_sealed_file_is_its_own_and_its_seals(tmp_path: Path) -> None:
+def test_changes_of_a_sealed_file_or_its_seal_are_detected(tmp_path: Path) -> None:
     path, random = tmp_path / "policy.gguf", Random(3)
     content = random.randbytes(5000)
     path.write_bytes(content)

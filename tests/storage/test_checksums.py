@@ -1,4 +1,4 @@
-"""Rows of the ledger that are no longer as they were stored: never used, never asked for again."""
+"""Ledger rows that changed after they were stored: detected, never used, never regenerated."""
 
 import asyncio
 import sqlite3
@@ -34,13 +34,13 @@ async def stored(path: Path, *calls: Call) -> Path:
 
 
 def changed(path: Path, sql: str, *values: Any) -> None:
-    """Change a ledger behind its back."""
+    """Changes one stored row with plain SQL."""
     with closing(sqlite3.connect(path)) as ledger, ledger:
         assert ledger.execute(sql, values).rowcount == 1
 
 
 def flipped(value: Any) -> Any:
-    """A value with one bit flipped; something for nothing."""
+    """Returns a value with one bit flipped; "x" for an empty text or None."""
     if isinstance(value, str):
         return chr(ord(value[0]) ^ 1) + value[1:] if value else "x"
     if isinstance(value, bytes):
@@ -61,7 +61,7 @@ LOGPROBS = st.lists(st.floats(-9999, 0, width=32), max_size=9)
 
 
 @given(VALUES, VALUES)
-def test_other_values_have_another_checksum(one: list[Any], other: list[Any]) -> None:
+def test_different_values_have_different_checksums(one: list[Any], other: list[Any]) -> None:
     if list(map(repr, one)) != list(map(repr, other)):
         assert checksum(one) != checksum(other)
     assert sound([*one, checksum(one)])
@@ -69,7 +69,7 @@ def test_other_values_have_another_checksum(one: list[Any], other: list[Any]) ->
 
 @settings(max_examples=25)
 @given(prompt=IDS, ids=st.none() | IDS, logprobs=st.none() | LOGPROBS, bit=st.integers(0))
-def test_packed_tokens_come_back_and_any_flipped_bit_of_them_is_found(
+def test_packed_tokens_round_trip_and_their_flipped_bits_are_detected(
     prompt: list[int], ids: list[int] | None, logprobs: list[float] | None, bit: int
 ) -> None:
     call = replace(
@@ -97,7 +97,7 @@ def test_packed_tokens_come_back_and_any_flipped_bit_of_them_is_found(
         assert check(path).whole
 
 
-async def test_a_change_in_any_column_is_found(tmp_path: Path) -> None:
+async def test_a_change_in_any_column_is_detected(tmp_path: Path) -> None:
     path = await stored(tmp_path / "l", CALL, replace(CALL, key="k2", path="tree/1"))
     for column in CALL_COLUMNS:
         value = flipped(getattr(CALL, column))
@@ -114,7 +114,7 @@ async def test_a_change_in_any_column_is_found(tmp_path: Path) -> None:
         changed(path, f"UPDATE calls SET {column} = ? WHERE key <> 'k2'", getattr(CALL, column))
 
 
-async def test_a_sound_row_is_used_whatever_befell_another_question(tmp_path: Path) -> None:
+async def test_an_intact_row_is_used_despite_damage_to_another_question(tmp_path: Path) -> None:
     other = replace(CALL, key="k2", question_id="q2")
     path = await stored(tmp_path / "l", CALL, other)
     changed(path, "UPDATE calls SET text = 'x' WHERE key = 'k1'")
@@ -124,7 +124,7 @@ async def test_a_sound_row_is_used_whatever_befell_another_question(tmp_path: Pa
             ledger.get("k1")
 
 
-async def test_text_that_is_none_any_more_is_damage(tmp_path: Path) -> None:
+async def test_invalid_utf8_or_changed_text_is_damage(tmp_path: Path) -> None:
     path = await stored(tmp_path / "l", CALL)
     for odd in (b"\xff\xfe", 7):
         changed(path, "UPDATE calls SET text = CAST(? AS TEXT)", odd)
@@ -136,22 +136,22 @@ async def test_text_that_is_none_any_more_is_damage(tmp_path: Path) -> None:
             ledger.get_for_question("q1", "k1")
 
 
-async def test_a_reply_that_two_tasks_store_is_no_damage(tmp_path: Path) -> None:
+async def test_a_reply_stored_twice_keeps_the_first_and_is_not_damage(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         assert ledger.get_for_question("q1", "k1") is None
         await ledger.put(CALL)
-        await ledger.put(replace(CALL, text="another"))  # its first task was cancelled, say
+        await ledger.put(replace(CALL, text="another"))  # as after a cancelled task
         assert ledger.get_for_question("q1", "k1") == CALL
 
 
-async def test_an_error_that_gives_way_takes_its_checksum_along(tmp_path: Path) -> None:
+async def test_replacing_an_error_also_replaces_its_checksum(tmp_path: Path) -> None:
     path = await stored(tmp_path / "l", replace(CALL, error="it broke"), CALL)
     assert check(path).whole
     with Ledger(path) as ledger:
         assert ledger.get_for_question("q1", "k1") == CALL
 
 
-def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: Path) -> None:
+def test_question_status_and_engine_capabilities_are_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:
         ledger.mark_pending(["q1", "q2"])
@@ -175,10 +175,10 @@ OTHERS = [replace(CALL, key=f"other-{i:04}", path=f"tree/{i}") for i in range(50
 
 @pytest.mark.parametrize("what", ["k1-of-this-call", "<answer>Rome</answer>"])
 @pytest.mark.parametrize("bit", [0, 3, 7])
-async def test_a_flipped_bit_in_table_or_index_is_told_and_can_be_dropped(
+async def test_a_flipped_bit_in_table_or_index_is_reported_and_can_be_dropped(
     what: str, bit: int, tmp_path: Path
 ) -> None:
-    """In the table's page, and in those of its indexes, which SQLite believes."""
+    """Flips bits in the table's page and in its index pages, which SQLite trusts."""
     asked = replace(
         CALL, key="k1-of-this-call", question_id="q1-of-this-call", text="<answer>Rome</answer>"
     )
@@ -202,7 +202,7 @@ async def test_a_flipped_bit_in_table_or_index_is_told_and_can_be_dropped(
             assert ledger.get_for_question(CALL.question_id, OTHERS[7].key) == OTHERS[7]
             assert ledger.get_for_question(asked.question_id, asked.key) in (None, asked)
         assert check(path).whole
-    assert refused, "the row itself lies at one of the places"
+    assert refused, "one of the places is in the row itself"
 
 
 async def test_an_older_ledger_is_refused(tmp_path: Path) -> None:

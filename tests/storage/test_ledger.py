@@ -1,4 +1,4 @@
-"""The ledger: what was awaited survives, one writer at a time, totals over all attempts."""
+"""The ledger: awaited writes survive, one writer at a time, totals over all attempts."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ def _child(script: str, path: Path) -> "subprocess.Popen[bytes]":
     )
 
 
-def test_rows_come_back_and_totals_are_cumulative(tmp_path: Path) -> None:
+def test_rows_are_read_back_and_totals_are_cumulative(tmp_path: Path) -> None:
     path = tmp_path / "run" / "ledger.sqlite"
 
     async def first() -> None:
@@ -54,7 +54,7 @@ def test_rows_come_back_and_totals_are_cumulative(tmp_path: Path) -> None:
         assert ledger.totals() == Totals(502, 5020, 2008, 2510, 501 * 0.25, 1)
 
 
-async def test_what_was_generated_is_told_by_where_it_was_asked(tmp_path: Path) -> None:
+async def test_generated_tokens_are_counted_by_question_and_path_prefix(tmp_path: Path) -> None:
     calls = [
         replace(CALL, key="1", path="tree/0", output_tokens=5),
         replace(CALL, key="2", path="rollout/0/1", output_tokens=7),
@@ -69,7 +69,7 @@ async def test_what_was_generated_is_told_by_where_it_was_asked(tmp_path: Path) 
         assert ledger.generated_tokens_by_question("fresh") == {}
 
 
-async def test_a_stored_reply_stays_and_an_error_gives_way(tmp_path: Path) -> None:
+async def test_a_reply_replaces_an_error_but_not_an_earlier_reply(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         await ledger.put(replace(CALL, error="it broke", text=""))
         assert ledger.get("k1") is None
@@ -98,7 +98,7 @@ async def test_one_bad_row_fails_alone(tmp_path: Path) -> None:
         assert ledger.get("k2") is not None
 
 
-def test_question_status(tmp_path: Path) -> None:
+def test_question_status_is_updated_in_the_order_of_insertion(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger.mark_pending(["b", "a", "c"])
         ledger.set_questions([QuestionRow("a", "done", None, "00000")])
@@ -137,7 +137,7 @@ asyncio.run(main())
 """
 
 
-def test_what_was_awaited_survives_a_kill_and_the_lock_does_not(tmp_path: Path) -> None:
+def test_awaited_calls_survive_a_kill_and_the_lock_is_released(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with _child(KILLED, path) as child:
         assert child.stdout is not None
@@ -180,7 +180,7 @@ asyncio.run(main())
 """
 
 
-def test_no_room_is_said_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_stored_calls_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with _child(FULL_DISK, path) as child:
         output, _ = child.communicate()
@@ -193,7 +193,9 @@ def test_no_room_is_said_and_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [("cost_usd", "cost_usf"), ("calls", "callr"), ("NULL", "NULM")])
-async def test_a_damaged_schema_is_no_full_disk(damage: tuple[str, str], tmp_path: Path) -> None:
+async def test_a_damaged_schema_is_not_reported_as_a_full_disk(
+    damage: tuple[str, str], tmp_path: Path
+) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:
         await ledger.put(CALL)
@@ -206,7 +208,7 @@ async def test_a_damaged_schema_is_no_full_disk(damage: tuple[str, str], tmp_pat
     assert "disk" not in str(told.value).replace("database disk image", "")
 
 
-async def test_a_table_that_disappears_is_no_full_disk(tmp_path: Path) -> None:
+async def test_a_missing_table_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         with closing(sqlite3.connect(tmp_path / "l")) as other:
             other.execute("DROP TABLE calls")
@@ -214,7 +216,7 @@ async def test_a_table_that_disappears_is_no_full_disk(tmp_path: Path) -> None:
             await ledger.put(CALL)
 
 
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_files_and_newer_ledgers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_bytes(b"not a database, but long enough to be looked at " * 40)
     with pytest.raises(StorageError, match=r"is not a database.*move"):
@@ -227,7 +229,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         Ledger(path)
 
 
-async def test_what_was_stored_before_and_meanwhile_is_recalled(tmp_path: Path) -> None:
+async def test_calls_stored_before_and_after_opening_are_returned(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         await ledger.put(CALL)
     with Ledger(tmp_path / "l") as ledger:
@@ -239,17 +241,17 @@ async def test_what_was_stored_before_and_meanwhile_is_recalled(tmp_path: Path) 
         assert ledger.get_for_question("q1", "k2") == replace(CALL, key="k2")
 
 
-async def test_a_call_whose_asker_went_away_is_recalled_all_the_same(tmp_path: Path) -> None:
+async def test_a_call_is_stored_even_if_its_task_is_cancelled(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         assert ledger.get_for_question("q1", "k1") is None
         putting = asyncio.ensure_future(ledger.put(CALL))
         await asyncio.sleep(0)
         putting.cancel()
-        await ledger.put(replace(CALL, key="k2"))  # behind it in the same queue
+        await ledger.put(replace(CALL, key="k2"))  # after it in the same queue
         assert ledger.get_for_question("q1", "k1") == CALL
 
 
-def test_a_question_is_read_once_and_again_when_it_was_let_go() -> None:
+def test_the_keys_of_a_question_are_reread_only_after_eviction() -> None:
     stored: dict[str, set[str]] = {"q1": {"a"}, "q2": {"b"}, "q3": set()}
     read: list[str] = []
 
@@ -262,9 +264,9 @@ def test_a_question_is_read_once_and_again_when_it_was_let_go() -> None:
     assert not calls.holds("q1", "b")
     assert calls.holds("q2", "b")
     assert read == ["q1", "q2"]
-    assert not calls.holds("q3", "a")  # q1 is let go
+    assert not calls.holds("q3", "a")  # evicts q1
     stored["q1"].add("c")
-    calls.add("q1", "c")  # nothing is known of a question that was let go
+    calls.add("q1", "c")  # no effect, because q1 was evicted
     assert calls.holds("q1", "c")
     assert read == ["q1", "q2", "q3", "q1"]
     calls.add("q1", "d")

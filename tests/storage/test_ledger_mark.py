@@ -1,4 +1,4 @@
-"""A ledger that holds fewer calls than were stored is told before any call is paid for again."""
+"""The ledger's mark: a ledger that lost calls is reported before a call is paid for twice."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,9 @@ def remove(ledger: Path) -> None:
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_a_missing_or_new_ledger_lacks_its_calls(ledger: Path, emptied: bool) -> None:
+def test_a_missing_or_emptied_ledger_is_reported_with_its_lost_calls(
+    ledger: Path, emptied: bool
+) -> None:
     remove(ledger)
     if emptied:
         ledger.touch()
@@ -51,14 +53,14 @@ def test_a_missing_or_new_ledger_lacks_its_calls(ledger: Path, emptied: bool) ->
             Ledger(ledger)
 
 
-def test_who_removes_the_mark_pays_again(ledger: Path) -> None:
+def test_removing_the_mark_allows_an_empty_ledger(ledger: Path) -> None:
     remove(ledger)
     mark_path(ledger).unlink()
     with Ledger(ledger) as opened:
         assert opened.totals().calls == 0
 
 
-async def test_calls_that_a_damaged_log_lost_are_missed(tmp_path: Path) -> None:
+async def test_calls_lost_with_a_damaged_log_are_reported(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     killed.mkdir()
     ledger = tmp_path / "ledger.sqlite"
@@ -74,7 +76,7 @@ async def test_calls_that_a_damaged_log_lost_are_missed(tmp_path: Path) -> None:
         Ledger(killed / "ledger.sqlite")
 
 
-async def test_a_whole_ledger_is_opened_and_goes_on(ledger: Path) -> None:
+async def test_an_intact_ledger_opens_and_accepts_calls(ledger: Path) -> None:
     with Ledger(ledger) as opened:
         for call in calls(4):
             await opened.put(call)
@@ -83,7 +85,7 @@ async def test_a_whole_ledger_is_opened_and_goes_on(ledger: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 21, b"three"])
-def test_a_mark_that_tells_nothing_is_ignored(ledger: Path, content: bytes) -> None:
+def test_an_unreadable_mark_is_ignored(ledger: Path, content: bytes) -> None:
     mark_path(ledger).write_bytes(content)
     with Ledger(ledger) as opened:
         assert opened.totals().calls == 3

@@ -1,4 +1,4 @@
-"""Parts and manifest: only what was committed is read, and damage is found."""
+"""Parts and manifest: only committed parts are read, and damage is detected."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_readers_see_committed_parts_only(tmp_path: Path) -> None:
     assert verify_manifest(tmp_path) == []
 
 
-def test_commits_add_up_and_a_path_is_replaced(tmp_path: Path) -> None:
+def test_commits_accumulate_and_a_part_of_the_same_path_is_replaced(tmp_path: Path) -> None:
     nodes = [a_node(question_id=q, node_id=i) for i, q in enumerate("aab")]
     trees = write_part(tmp_path, "trees", _trees(*nodes), 0)
     pairs = write_part(tmp_path, "pairs", rows_to_table([a_pair()], PAIRS, "run"), 0)
@@ -53,7 +53,7 @@ def test_commits_add_up_and_a_path_is_replaced(tmp_path: Path) -> None:
     assert table_to_records(read_parts(tmp_path, "pairs"), Pair) == [a_pair()]
 
 
-def test_damage_is_found_and_named(tmp_path: Path) -> None:
+def test_damaged_parts_are_detected_and_named(tmp_path: Path) -> None:
     parts = [write_part(tmp_path, "trees", _trees(a_node()), i) for i in range(4)]
     miscounted = parts[3].model_copy(update={"rows": 2})
     add_parts(tmp_path, [*parts[:3], miscounted])
@@ -73,7 +73,7 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
         read_parts(tmp_path, "trees")
 
 
-def test_any_changed_bit_of_a_manifest_is_its_own_damage(tmp_path: Path) -> None:
+def test_any_changed_bit_of_the_manifest_is_detected(tmp_path: Path) -> None:
     parts = [write_part(tmp_path, "trees", _trees(a_node()), i) for i in range(2)]
     add_parts(tmp_path, parts, "of a run")
     written = (tmp_path / "manifest.json").read_bytes()
@@ -108,12 +108,12 @@ def test_a_bad_manifest_is_refused(tmp_path: Path) -> None:
 def test_hugging_face_datasets_reads_a_pairs_part(tmp_path: Path) -> None:
     from datasets import Dataset
 
-    # One row and another whose nullable columns are all null: types come from the schema.
+    # The second row's nullable columns are all null, so their types come from the schema.
     rows = [a_pair(), a_pair(pair_id="p2", chosen_components=(), judge_model=None)]
     part = write_part(tmp_path, "pairs", rows_to_table(rows, PAIRS, "run"), 0)
     dataset = Dataset.from_parquet(str(tmp_path / part.path), cache_dir=str(tmp_path / "cache"))
     assert dataset.column_names == PAIRS.names
-    # TRL's conversational preference form, as it is.
+    # TRL's conversational preference format, unconverted.
     assert dataset[0]["prompt"] == [asdict(message) for message in rows[0].prompt]
     assert dataset[0]["chosen"] == [{"role": "assistant", "content": "<query>France</query>"}]
     assert dataset[0]["chosen_components"] == [

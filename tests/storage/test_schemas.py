@@ -49,7 +49,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:
-    """Any value of a field; integers are in the range of their column."""
+    """Returns a strategy for a field's values; integers stay in the range of their column."""
     inner = get_args(hint)
     if hint in PLAIN:
         return PLAIN[hint]
@@ -63,7 +63,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def _build(cls: type) -> st.SearchStrategy[Any]:
-    """Records whose every field varies."""
+    """Returns a strategy for records in which every field varies."""
     hints = get_type_hints(cls, include_extras=True)
     names = signature(cls).parameters
     return st.builds(cls, **{name: _values(hints[name]) for name in names})
@@ -106,12 +106,12 @@ CONTRACT = {  # the columns that users rely on, in order
 
 
 @pytest.mark.parametrize("table", list(CONTRACT))
-def test_columns_are_the_contract_s(table: str) -> None:
+def test_columns_match_the_contract(table: str) -> None:
     assert " ".join(SCHEMAS[table].names) == f"schema_version run_id {CONTRACT[table]}"
 
 
 @given(text=st.text(alphabet=st.characters(codec=None, categories=["L", "Cs"]), max_size=8))
-def test_lone_surrogates_become_visible(text: str) -> None:
+def test_lone_surrogates_become_replacement_characters(text: str) -> None:
     failure = Failure(question_id="q", stage="s", kind="k", detail=text, at="now")
     (read,) = table_to_records(rows_to_table([failure], FAILURES, "run"), Failure)
     assert read.detail == replace_surrogates(text)
@@ -121,7 +121,7 @@ def test_lone_surrogates_become_visible(text: str) -> None:
     )
 
 
-def test_surrogates_inside_lists_and_json() -> None:
+def test_surrogates_inside_lists_and_json_are_replaced() -> None:
     question = Question(
         id="q", source="s", question="\udfff?", answers=("a\ud800",), extra={"\ud800": ["\udc00"]}
     )
@@ -144,7 +144,7 @@ def test_older_tables_take_defaults_and_newer_ones_are_refused() -> None:
     )
     expected = node.model_copy(update={"rollouts": (rollout,)})
     assert table_to_records(older, TreeNode) == [expected]
-    # Read together with a part of today, missing columns arrive as nulls.
+    # Concatenated with a current part, the missing columns are read as nulls.
     both = pa.concat_tables([older, table], promote_options="permissive")
     assert table_to_records(both, TreeNode) == [expected, node]
     newer = table.set_column(0, "schema_version", pa.array([SCHEMA_VERSION + 1], pa.int16()))
@@ -152,7 +152,7 @@ def test_older_tables_take_defaults_and_newer_ones_are_refused() -> None:
         table_to_records(newer, TreeNode)
 
 
-def test_misfits_are_named() -> None:
+def test_values_and_columns_that_do_not_fit_are_named() -> None:
     failure = Failure(question_id="q", stage="s", kind="k", detail="", at="", attempts=2**40)
     with pytest.raises(StorageError, match="rows do not fit the table"):
         rows_to_table([failure.model_copy(update={"attempts": 1}), failure], FAILURES, "run")

@@ -1,4 +1,4 @@
-"""`docs/tables.md` describes every column with its type, and none that is gone."""
+"""`docs/tables.md` describes every column with its type, and no removed column."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DuckDB sees the committed parts, typed even where there are none, and nothing else."""
+"""DuckDB sees only the committed parts, with typed columns even if there are none."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ from storage.views import PART_ROWS, canned_queries, connect, query, run_sql
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two questions, one pair in two parts' worth of trees, in a folder with an awkward name."""
+    """Run with two questions, two parts of trees and one pair, in a folder with an awkward name."""
     run = tmp_path / "it's a [run]* k=v"
     questions = [a_question(), a_question(id="q2", source="hotpotqa", extra={"k": 1})]
     nodes = [a_node(output_tokens=8), a_node(node_id=2, action="answer", output_tokens=4)]
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_views_show_what_was_committed(run: Path) -> None:
+def test_views_show_only_committed_parts(run: Path) -> None:
     assert run_sql(run, "SELECT pair_id, chosen_components[1].value FROM pairs").rows == (
         ("p1", 0.75),
     )
@@ -77,7 +77,7 @@ def test_canned_queries_describe_the_run(run: Path) -> None:
         assert run_sql(run, sql).columns
 
 
-def test_errors_say_what_to_mend(run: Path) -> None:
+def test_errors_name_the_problem_and_the_fix(run: Path) -> None:
     with pytest.raises(ConfigError, match="nodez"):
         run_sql(run, "SELECT * FROM nodez")
     for nothing in ("-- nothing", ";"):
@@ -90,7 +90,7 @@ def test_errors_say_what_to_mend(run: Path) -> None:
         run_sql(run, "SELECT 1")
 
 
-def test_damage_behind_a_sound_footer_is_no_fault_of_the_query(run: Path) -> None:
+def test_damaged_data_is_not_reported_as_a_fault_of_the_query(run: Path) -> None:
     part = run / "trees" / "part-00000.parquet"
     part.write_bytes(part.read_bytes()[:4] + b"\xff" * 600 + part.read_bytes()[604:])
     with pytest.raises(StorageError, match=r"part-00000\.parquet: its content changed"):

@@ -33,13 +33,13 @@ REWARDS = st.lists(st.floats(-13, 13), min_size=2, max_size=16)
         pytest.param([0.1, 0, 0, 0, 0], [1.7850] + [-0.4463] * 4, id="a tenth is worth as much"),
     ],
 )
-def test_a_group_is_compared_with_its_mean_and_deviation(
+def test_group_advantages_are_standardised_by_mean_and_deviation(
     rewards: list[float], expected: list[float]
 ) -> None:
     assert group_advantages(rewards) == pytest.approx(expected, abs=1e-3)
 
 
-def test_without_division_the_size_of_a_reward_counts() -> None:
+def test_unscaled_advantages_keep_the_size_of_the_rewards() -> None:
     assert group_advantages([1, 0, 0, -2], "none") == [1.25, 0.25, 0.25, -1.75]
     assert group_advantages([0.1, 0, 0, 0, 0], "none")[0] == pytest.approx(0.08)
 
@@ -51,7 +51,7 @@ def test_advantages_of_a_group_sum_to_zero(rewards: list[float]) -> None:
 
 
 @given(REWARDS)
-def test_leaving_one_out_is_the_difference_from_the_mean_enlarged(rewards: list[float]) -> None:
+def test_leave_one_out_scales_the_mean_difference_by_n_over_n_minus_1(rewards: list[float]) -> None:
     enlarged = len(rewards) / (len(rewards) - 1)
     expected = [enlarged * one for one in group_advantages(rewards, "none")]
     assert leave_one_out(rewards) == pytest.approx(expected, abs=1e-9)
@@ -64,11 +64,11 @@ def test_spread_needs_two_different_rewards(rewards: list[float], spread: bool) 
     assert has_spread(rewards) is spread
 
 
-def test_a_token_is_charged_for_the_divergence_from_it_on() -> None:
+def test_returns_subtract_the_divergence_of_this_and_later_tokens() -> None:
     assert discounted_returns(1.0, [0.1, -0.2, 0.4], beta=0.5) == pytest.approx([0.85, 0.9, 0.8])
 
 
-def test_standardised_over_all_tokens_of_all_rollouts() -> None:
+def test_values_are_standardised_over_all_tokens_of_all_rollouts() -> None:
     found = standardised([[1.0, 2.0, 3.0], [4.0]])
     flat = [value for rollout in found for value in rollout]
     assert [len(rollout) for rollout in found] == [3, 1]
@@ -86,13 +86,15 @@ def test_standardised_over_all_tokens_of_all_rollouts() -> None:
         (1.0, 2, -2.0, False),
     ],
 )
-def test_clipping(ratio: float, advantage: float, loss: float, clipped: bool) -> None:
+def test_clipped_loss_and_clip_flag_match_worked_cases(
+    ratio: float, advantage: float, loss: float, clipped: bool
+) -> None:
     one, other = torch.tensor([ratio]), torch.tensor([float(advantage)])
     assert clipped_loss(one, other, 0.2).item() == pytest.approx(loss)
     assert is_clipped(one, other, 0.2).item() is clipped
 
 
-def test_a_mean_of_an_update_is_over_its_tokens_and_finite() -> None:
+def test_token_means_weight_by_token_and_omit_non_finite_values() -> None:
     seen = TokenMeans()
     for values in ([1.0, 2.0, 3.0], [10.0]):
         seen.add("kl", torch.tensor(values))
@@ -110,7 +112,7 @@ def test_a_mean_of_an_update_is_over_its_tokens_and_finite() -> None:
         (-3.0, (-3.0, 4.5, 16.085537)),
     ],
 )
-def test_estimates_of_the_divergence(d: float, expected: tuple[float, ...]) -> None:
+def test_divergence_estimators_match_worked_values(d: float, expected: tuple[float, ...]) -> None:
     found = [divergence(name, torch.tensor(d)).item() for name in ESTIMATORS]
     assert found == pytest.approx(expected, abs=1e-5)
 
@@ -118,7 +120,7 @@ def test_estimates_of_the_divergence(d: float, expected: tuple[float, ...]) -> N
 def expected_gradient(
     estimator: Estimator, theta: torch.Tensor, start: torch.Tensor
 ) -> list[float]:
-    """Of the loss term over samples of the policy, which are not differentiated; exact."""
+    """Returns the exact expected gradient of the loss term; the sampling is not differentiated."""
     theta = theta.clone().requires_grad_()
     log_policy, log_start = theta.log_softmax(0), start.log_softmax(0)
     sampled = log_policy.detach().exp()
@@ -137,8 +139,8 @@ def true_gradient(theta: torch.Tensor, start: torch.Tensor, *, forward: bool) ->
     return list(theta.grad.tolist())
 
 
-def test_which_divergence_each_estimate_follows() -> None:
-    """ARENA, appendix B: by summing over all three actions."""
+def test_expected_gradients_of_the_divergence_estimators() -> None:
+    """ARENA, appendix B. Exact, because the sum runs over all three actions."""
     theta, start = torch.tensor([0.2, -0.1, 0.4]), torch.tensor([-0.3, 0.5, 0.0])
     found = {name: expected_gradient(name, theta, start) for name in ESTIMATORS}
     assert found["k1"] == pytest.approx([0, 0, 0], abs=1e-6)

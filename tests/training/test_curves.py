@@ -1,4 +1,4 @@
-"""What a training shows while it runs."""
+"""The progress bar of a training."""
 
 import io
 import sys
@@ -9,7 +9,9 @@ import pytest
 from training.curves import step_bar
 
 
-def test_the_bar_ends_where_the_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_runs_from_the_resumed_step_to_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     bar, state = step_bar(), SimpleNamespace(global_step=3, max_steps=10)

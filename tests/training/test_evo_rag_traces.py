@@ -1,4 +1,4 @@
-"""Traces with something to shed, over real retrieval: replayed, read and counted."""
+"""Evo-RAG traces with needless searches, over real retrieval: replayed, parsed and counted."""
 
 import re
 from collections.abc import Iterator
@@ -73,12 +73,12 @@ async def traces_of(
 
 
 def unforced(traces: Traces) -> list[str]:
-    """The targets in order, without those that only show the forced-answer prompt."""
+    """Returns the targets in order, without those that only show the forced-answer prompt."""
     forced = PROTOCOL.prompts["forced"]
     return [e.target for e in traces.examples if e.messages[0].content != forced]
 
 
-async def test_the_shortest_way_notes_what_it_found(shelf: Retriever) -> None:
+async def test_the_shortest_trace_notes_the_evidence_of_each_search(shelf: Retriever) -> None:
     made = await traces_of(shelf, two_hops(), settings=NEVER)
     assert unforced(made) == [
         "<search>Lima</search>",
@@ -88,7 +88,7 @@ async def test_the_shortest_way_notes_what_it_found(shelf: Retriever) -> None:
     assert made.counts["searches"] == made.counts["hops"] == 2
 
 
-async def test_every_needless_thing_is_done_and_taken_back(shelf: Retriever) -> None:
+async def test_redundant_searches_and_detours_are_followed_by_a_backtrack(shelf: Retriever) -> None:
     made = await traces_of(shelf, two_hops(), max_steps=20)
     assert unforced(made) == [
         "<search>Lima</search>",
@@ -107,16 +107,18 @@ async def test_every_needless_thing_is_done_and_taken_back(shelf: Retriever) -> 
 
 
 @pytest.mark.parametrize("max_steps", [3, 4, 5, 6])
-async def test_what_is_needless_never_costs_the_answer(shelf: Retriever, max_steps: int) -> None:
+async def test_needless_searches_leave_enough_steps_for_the_answer(
+    shelf: Retriever, max_steps: int
+) -> None:
     made = await traces_of(shelf, two_hops(), max_steps=max_steps)
     assert made.counts["traces"] == 1
     assert made.examples[-1].target.endswith("<answer>Sol</answer>")
     needless = made.counts["searches: redundant"] + made.counts["searches: detours"]
-    assert made.counts["backtracks"] == needless, "there is room to take it back"
+    assert made.counts["backtracks"] == needless, "every needless search is followed by a backtrack"
     assert len({e.messages for e in made.examples}) <= max_steps
 
 
-async def test_a_miss_is_said_in_other_words_and_what_nobody_finds_is_refused(
+async def test_a_missed_search_is_reworded_and_the_question_refused_if_all_miss(
     shelf: Retriever,
 ) -> None:
     def asked(*queries: str) -> Question:
@@ -126,7 +128,7 @@ async def test_a_miss_is_said_in_other_words_and_what_nobody_finds_is_refused(
     recovered = [
         await traces_of(shelf, asked("Oslo", "Peru"), max_steps=3, seed=seed) for seed in range(8)
     ]
-    assert all(made.counts["traces"] == 1 for made in recovered), "no step is left to take back"
+    assert all(made.counts["traces"] == 1 for made in recovered), "a retry fits into 3 steps"
     assert [
         "<search>Oslo</search>",
         f"<note>{NOTHING_FOUND}</note><search>Peru</search>",
@@ -138,7 +140,9 @@ async def test_a_miss_is_said_in_other_words_and_what_nobody_finds_is_refused(
     assert lost.examples[-1].target == f"<note>{NOTHING_FOUND}</note><refuse/>"
 
 
-async def test_the_unanswerable_is_refused_after_one_to_three_searches(shelf: Retriever) -> None:
+async def test_unanswerable_questions_are_refused_after_one_to_three_searches(
+    shelf: Retriever,
+) -> None:
     searches = set()
     for seed in range(20):
         made = await traces_of(shelf, unanswerable(), settings=NEVER, seed=seed)
@@ -152,20 +156,24 @@ async def test_the_unanswerable_is_refused_after_one_to_three_searches(shelf: Re
 
 
 @pytest.mark.parametrize("max_steps", [5, 6])
-async def test_what_is_needless_never_costs_the_refusal(shelf: Retriever, max_steps: int) -> None:
+async def test_needless_searches_leave_enough_steps_for_the_refusal(
+    shelf: Retriever, max_steps: int
+) -> None:
     for seed in range(10):
         made = await traces_of(shelf, unanswerable(), max_steps=max_steps, seed=seed)
-        assert made.counts["traces"] == 1, "the last call could only answer"
+        assert made.counts["traces"] == 1, (
+            "the last call may only answer, so a step must be left to refuse"
+        )
 
 
-async def test_some_give_up_with_the_evidence_half_found(shelf: Retriever) -> None:
+async def test_give_up_traces_refuse_after_the_first_hop(shelf: Retriever) -> None:
     giving_up = NEVER.model_copy(update={"give_up": 1.0})
     made = await traces_of(shelf, two_hops(), settings=giving_up)
     assert unforced(made) == ["<search>Lima</search>", "<note>Lima is in Peru</note><refuse/>"]
     assert made.counts["refusals: given up"] == 1
 
 
-async def test_what_cannot_be_traced_is_put_aside(shelf: Retriever) -> None:
+async def test_questions_without_a_possible_trace_are_skipped_and_counted(shelf: Retriever) -> None:
     made = await traces_of(
         shelf,
         two_hops(id="a", extra={}, supporting_ids=("gone",)),
@@ -182,14 +190,14 @@ async def test_what_cannot_be_traced_is_put_aside(shelf: Retriever) -> None:
     assert short.counts["skipped: longer than max_steps"] == 1
 
 
-async def test_a_question_keeps_its_trace_whatever_else_is_asked(shelf: Retriever) -> None:
+async def test_a_trace_does_not_depend_on_the_other_questions(shelf: Retriever) -> None:
     settings = TraceSettings()
     alone = await traces_of(shelf, two_hops(id="b"), settings=settings)
     beside = await traces_of(shelf, unanswerable(id="a"), two_hops(id="b"), settings=settings)
     assert [e for e in beside.examples if e.question_id == "b"] == alone.examples
 
 
-def test_queries_about_name_the_longest_title_that_the_question_names() -> None:
+def test_queries_about_use_the_longest_title_in_the_question() -> None:
     titles = {"Lima", "Lima Duarte", "Who", "Of", "of"}
     assert queries_about(a_question(question="Who founded Lima Duarte?"), titles) == (
         "Lima Duarte founded",
@@ -214,7 +222,7 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
 async def replayed(
     question: Question, examples: list[StepExample], retriever: Retriever
 ) -> Trajectory:
-    """What the environment makes of a trace; its prompts are those of the examples."""
+    """Replays a trace in the environment and checks that its prompts equal the examples'."""
     targets = iter([example.target for example in examples])
     script = ScriptedEngine(lambda _: next(targets))
     environment = Environment(PROTOCOL, script, retriever, TOP_K)
@@ -225,7 +233,7 @@ async def replayed(
 
 
 def by_question(traces: Traces) -> Iterator[tuple[str, list[StepExample]]]:
-    """Each trace's steps, without an example that only shows the forced-answer prompt."""
+    """Yields each question's steps, without those that only show the forced-answer prompt."""
     found: dict[str, list[StepExample]] = {}
     for example in traces.examples:
         steps = found.setdefault(example.question_id, [])
@@ -235,7 +243,7 @@ def by_question(traces: Traces) -> Iterator[tuple[str, list[StepExample]]]:
     yield from found.items()
 
 
-async def test_real_traces_are_what_the_environment_would_have_made(atlas: Atlas) -> None:
+async def test_replayed_atlas_traces_match_prompts_answers_and_counts(atlas: Atlas) -> None:
     questions, corpus, retriever = atlas
     made = await build_traces(questions.values(), corpus, PROTOCOL, retriever, 0, TOP_K)
     seen: dict[str, int] = {"searches": 0, "backtracks": 0, "refused": 0}
@@ -249,13 +257,13 @@ async def test_real_traces_are_what_the_environment_would_have_made(atlas: Atlas
         if done.state.answer is not None:
             assert done.state.answer == question.answers[0]
             shown = {p.id for step in steps for p in step.passages}
-            assert set(question.supporting_ids) <= shown, "nothing is answered unseen"
+            assert set(question.supporting_ids) <= shown, "an answer needs all its passages"
         for before, step in pairwise(steps):
             assert (note_of(step) is not None) == (before.action.kind == "search")
         for note, passages in notes(done.state):
             shown_hops = [h for h in question.extra["hops"] if h["passage_id"] in passages]
             evidence = {evidence for hop in shown_hops for evidence in hop["evidence"]}
-            assert note in evidence | {NOTHING_FOUND}, "a note is read from its own search"
+            assert note in evidence | {NOTHING_FOUND}, "a note quotes its own search"
         seen["searches"] += sum(step.action.kind == "search" for step in steps)
         seen["backtracks"] += sum(step.action.kind == "backtrack" for step in steps)
         seen["refused"] += done.state.refused
@@ -265,7 +273,7 @@ async def test_real_traces_are_what_the_environment_would_have_made(atlas: Atlas
     assert seen["refused"] == refusals >= 8, "one question in ten cannot be answered"
 
 
-async def test_the_start_has_something_to_shed(atlas: Atlas) -> None:
+async def test_default_traces_contain_needless_searches_and_backtracks(atlas: Atlas) -> None:
     questions, corpus, retriever = atlas
     made = await build_traces(questions.values(), corpus, PROTOCOL, retriever, 0, TOP_K)
     bare = await build_traces(
@@ -277,7 +285,7 @@ async def test_the_start_has_something_to_shed(atlas: Atlas) -> None:
 
 
 def notes(state: State) -> Iterator[tuple[str, set[str]]]:
-    """Every note with the ids of the passages that its search brought."""
+    """Yields every note with the ids of the passages that its search returned."""
     for end, step in enumerate(state.steps):
         if (note := note_of(step)) is not None:
             yield note, {p.id for p in live_searches(state.steps[:end])[-1].passages}

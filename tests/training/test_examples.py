@@ -24,7 +24,7 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize("target", ["<query>Île-de-France</query>", "<answer>3.5 million</answer>"])
-def test_prompt_and_target_are_the_templates_conversation(tokenizer: Any, target: str) -> None:
+def test_prompt_and_target_ids_equal_the_chat_templates(tokenizer: Any, target: str) -> None:
     messages = ReasonRAG().messages(State("Where is Ōsaka?"), last=False)
     [tokens] = tokenise([StepExample(messages, target, "q", "reasoning")], tokenizer)
     turns = [{"role": m.role, "content": m.content} for m in messages]
@@ -33,7 +33,7 @@ def test_prompt_and_target_are_the_templates_conversation(tokenizer: Any, target
     )
     asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert list(tokens.prompt) == asked
-    # The template adds a line break behind the end of the turn, which no policy samples.
+    # The template adds a line break after the end of the turn, which no policy samples.
     assert [*tokens.prompt, *tokens.target] == whole[: len(tokens)]
     assert tokenizer.decode(whole[len(tokens) :]) == "\n"
     assert tokens.target[-1] == tokenizer.eos_token_id
@@ -47,8 +47,8 @@ def test_only_the_policys_own_tokens_carry_a_loss(tokenizer: Any) -> None:
     assert len(tokens.labels) == len(tokens)
 
 
-def test_a_begun_turn_is_encoded_part_by_part_and_only_its_end_is_learned(tokenizer: Any) -> None:
-    """Joined, "</information>", "\\n\\n" and "<think>" have other tokens than one by one."""
+def test_a_continued_turn_is_encoded_by_part_and_only_its_end_is_learned(tokenizer: Any) -> None:
+    """Encoded together, "</information>", "\\n\\n" and "<think>" get other tokens than apart."""
     protocol = SearchR1(AgentSettings(protocol="search-r1", prefill="<think>"))
     texts = ("a</think><search>b</search>", "\n\nc", "d</think><answer>e</answer>")
     found = RetrievedPassage(id="p", title="T", text="t", score=1.0)
@@ -70,8 +70,8 @@ def test_a_begun_turn_is_encoded_part_by_part_and_only_its_end_is_learned(tokeni
     )
     assert tokens.prompt != tuple(
         tokenizer("".join(parts), add_special_tokens=False)["input_ids"]
-    ), "the order of the parts makes no difference here"
-    assert tokenizer.decode(tokens.target) == texts[2], "the engine stops it within its turn"
+    ), "this text must have other tokens when it is encoded as a whole"
+    assert tokenizer.decode(tokens.target) == texts[2], "the engine stops within the turn"
     [by_itself] = tokenise([replace(example, target=texts[1])], tokenizer, protocol.stops)
     assert by_itself.target[-1] == tokenizer.eos_token_id
     sides = {side: (Message("assistant", text),) for side, text in zip(SIDES, texts, strict=False)}

@@ -1,4 +1,4 @@
-"""The trainer of outcome RL on a random Llama: TRL's gradients, resuming, unsound updates."""
+"""The trainer of outcome RL on a random Llama: TRL's gradients, resuming, non-finite updates."""
 
 import math
 import random
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_and_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, and a cache of its own."""
+def one_thread_and_own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs the tests on one thread and with a separate cache."""
     import torch
 
     threads = torch.get_num_threads()
@@ -42,16 +42,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 WANTED = 4242
-"""The token that the rewards of these tests pay for."""
+"""Token id that these tests reward."""
 
 
 @dataclass
 class RandomRollouts:
-    """Rollouts of two calls with random tokens, of which the half that says WANTED is paid.
+    """Source of two-call rollouts with random tokens; the half that ends with WANTED is rewarded.
 
     Attributes:
-        stop_at: The batch before which a limit is reached; null: none.
-        reward: Of a rollout; null: whether it says WANTED.
+        stop_at: Batch before which a limit is reached. None: never.
+        reward: Reward of every rollout. None: 1 if it ends with WANTED, otherwise 0.
     """
 
     stop_at: int | None = None
@@ -112,7 +112,7 @@ def trainer_on(base: str, folder: Path, temperature: float = 1.0, **changes: Any
 
 
 def logps_of(trainer: Any, wanted: tuple[int, ...]) -> float:
-    """Mean log-probability of WANTED after some prompts."""
+    """Returns the log-probability of WANTED after a prompt."""
     import torch
 
     ids = torch.tensor([wanted])
@@ -121,21 +121,21 @@ def logps_of(trainer: Any, wanted: tuple[int, ...]) -> float:
     return float(logits.log_softmax(-1)[WANTED])
 
 
-def test_what_is_paid_becomes_likelier(base: str, tmp_path: Path) -> None:
+def test_a_rewarded_token_becomes_likelier(base: str, tmp_path: Path) -> None:
     trainer = trainer_on(base, tmp_path)
     before = logps_of(trainer, (1, 2, 3, 100))
     trainer.train()
     assert logps_of(trainer, (1, 2, 3, 100)) > before + 0.5
 
 
-def test_a_tokenizer_without_a_token_for_padding_trains(base: str, tmp_path: Path) -> None:
+def test_training_works_without_a_padding_token(base: str, tmp_path: Path) -> None:
     trainer = trainer_on(base, tmp_path, batches=1, packed=False)
     trainer.processing_class.pad_token = None
     trainer.train()
     assert trainer.state.global_step == 1
 
 
-def test_each_batch_is_drawn_once_whatever_the_number_of_updates(base: str, tmp_path: Path) -> None:
+def test_each_batch_is_drawn_once_for_several_updates(base: str, tmp_path: Path) -> None:
     source = RandomRollouts()
     report = train(source, base, tmp_path, updates=2)
     assert (source.drawn, report.steps) == ([0, 1, 2], 6)
@@ -143,7 +143,7 @@ def test_each_batch_is_drawn_once_whatever_the_number_of_updates(base: str, tmp_
 
 
 @pytest.mark.parametrize(("packed", "tokens"), [(True, 3 + 2 * (1 + 4 * 8)), (False, 8 * (7 + 12))])
-def test_the_curve_counts_the_tokens_that_are_read(
+def test_the_curve_counts_the_tokens_of_the_forward_passes(
     packed: bool, tokens: int, base: str, tmp_path: Path
 ) -> None:
     chosen = settings(batches=1).model_copy(update={"packed": packed})
@@ -155,7 +155,7 @@ def test_the_curve_counts_the_tokens_that_are_read(
 
 
 @pytest.mark.parametrize("changes", [{}, {"updates": 2, "beta": 0.1, "kl": "k2"}])
-def test_a_stopped_training_goes_on_to_the_same_curve(
+def test_a_resumed_training_has_the_uninterrupted_curve_and_adapter(
     changes: Mapping[str, Any], base: str, tmp_path: Path
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -183,7 +183,7 @@ def test_micro_batches_do_not_change_the_gradient(base: str, tmp_path: Path) -> 
     assert one == pytest.approx(other, rel=1e-3, abs=1e-6)
 
 
-def test_a_batch_without_spread_changes_nothing(base: str, tmp_path: Path) -> None:
+def test_a_batch_without_spread_leaves_the_weights_unchanged(base: str, tmp_path: Path) -> None:
     said: list[str] = []
     trainer = trainer_on(base, tmp_path)
     before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
@@ -194,7 +194,7 @@ def test_a_batch_without_spread_changes_nothing(base: str, tmp_path: Path) -> No
     assert [line for line in said if "no group has spread" in line] == said[:3]
 
 
-def test_updates_that_are_not_finite_are_left_out_and_end_the_training(
+def test_non_finite_updates_are_skipped_and_three_in_a_row_end_the_training(
     base: str, tmp_path: Path
 ) -> None:
     said: list[str] = []
@@ -216,9 +216,7 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_training(
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_policy_that_stops_answering_is_named_once(
-    resumed: bool, base: str, tmp_path: Path
-) -> None:
+def test_a_falling_answer_rate_is_logged_once(resumed: bool, base: str, tmp_path: Path) -> None:
     class Silent(RandomRollouts):
         def collect(self, number: int, model: Any) -> RolloutBatch:
             batch = super().collect(number, model)
@@ -233,14 +231,16 @@ def test_a_policy_that_stops_answering_is_named_once(
     assert sum("learning not to answer" in line for line in said) == 1
 
 
-def test_an_engine_s_own_logprobs_can_be_the_ratio_s(base: str, tmp_path: Path) -> None:
-    """They are far from the trainer's here, so most tokens are clipped."""
+def test_the_ratio_can_use_the_engines_logprobs(base: str, tmp_path: Path) -> None:
+    """The engine's logprobs are far from the trainer's here, so tokens are clipped."""
     train(RandomRollouts(), base, tmp_path, ratio="engine", batches=1)
     (line,) = read_metrics(tmp_path)
     assert line["engine_gap"] > 1 and line["clip_share"] > 0
 
 
-def test_a_stage_goes_on_with_the_adapter_of_the_one_before(base: str, tmp_path: Path) -> None:
+def test_a_stage_continues_from_the_adapter_of_the_previous_stage(
+    base: str, tmp_path: Path
+) -> None:
     train(RandomRollouts(), base, tmp_path / "first")
     adapter = tmp_path / "first" / "adapter"
     model, tokenizer = load_policy(policy_files(base))
@@ -259,7 +259,7 @@ def test_a_stage_goes_on_with_the_adapter_of_the_one_before(base: str, tmp_path:
 
 
 class TestAgainstTrl:
-    """Gradients of one update on rows that TRL can express, too: one call a rollout."""
+    """Gradients of one update compared with TRL's, on rows of one call per rollout."""
 
     CALLS = (
         (StepTokens((1, 2, 3, 100), (9, 8, 7)), 0.7),
@@ -277,7 +277,7 @@ class TestAgainstTrl:
         ],
     )
     @pytest.mark.parametrize("stale", [False, True])
-    def test_gradients_are_those_of_trl(
+    def test_gradients_equal_those_of_trl(
         self,
         ours: Mapping[str, Any],
         theirs: Mapping[str, Any],
@@ -302,7 +302,7 @@ class TestAgainstTrl:
         fields = dict(changes)
         temperature = fields.pop("temperature", 1.0)
         trainer = trainer_on(base, folder, temperature, **fields)
-        move(trainer.model)
+        randomise_adapter(trainer.model)
         rollouts = [Rollout("q", (PolicyCall(tokens),), 0.0) for tokens, _ in self.CALLS]
         advantages = [[a] * len(tokens.step) for tokens, a in self.CALLS]
         rows = rows_of(rollouts, advantages, aggregation=trainer.settings.aggregation)
@@ -378,11 +378,11 @@ OLD = {
     tokens: tuple(-11.0 + 0.3 * place for place in range(len(tokens.step)))
     for tokens, _ in TestAgainstTrl.CALLS
 }
-"""Log-probabilities of a policy that has moved on since: some ratios are clipped."""
+"""Log-probabilities of an older policy, so that some ratios are clipped."""
 
 
-def move(model: Any) -> None:
-    """Takes an adapter away from the zero that it begins with."""
+def randomise_adapter(model: Any) -> None:
+    """Replaces the zeros that an adapter starts with by random numbers."""
     import torch
 
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Which pairs are kept out of a training, in which order the others come, and what is scored."""
+"""Preference pairs: the holdout split, its score, and the order of the training pairs."""
 
 import math
 
@@ -14,25 +14,27 @@ def pair(number: int, question: str = "q") -> PreferenceTokens:
     return PreferenceTokens((1, number), (2,), (3, number), question)
 
 
-def test_questions_are_kept_out_whole_and_by_themselves() -> None:
+def test_the_holdout_keeps_whole_questions_regardless_of_the_others() -> None:
     pairs = [pair(n, f"q{n // 2}") for n in range(400)]
     trained, out = split_holdout(pairs, 0.25, seed=0)
     assert sorted([*trained, *out], key=pairs.index) == pairs
     assert not {p.question_id for p in trained} & {p.question_id for p in out}
     assert 30 <= len({p.question_id for p in out}) <= 70  # 50 of 200 expected
     fewer = split_holdout(pairs[::3], 0.25, seed=0)[1]
-    assert {p.question_id for p in fewer} <= {p.question_id for p in out}, "whoever else is there"
+    assert {p.question_id for p in fewer} <= {p.question_id for p in out}, (
+        "independent of the others"
+    )
     assert split_holdout(pairs, 0.25, seed=1)[1] != out
     assert split_holdout(pairs, 0.0, seed=0) == (pairs, [])
 
 
-def test_a_training_without_a_pair_is_refused() -> None:
+def test_a_holdout_of_all_pairs_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"training\.dpo\.holdout 0\.5 keeps all 1 pairs out"):
         for number in range(50):
             split_holdout([pair(0, str(number))], 0.5, seed=0)
 
 
-def test_the_score_is_what_the_chosen_step_gained_more() -> None:
+def test_the_score_measures_the_gain_of_chosen_over_rejected_steps() -> None:
     pairs = [pair(n) for n in range(4)]
     start = {row: -1.0 * len(row.step) for p in pairs for row in p.rows}
     gains = (2.0, 0.5, 0.0, -1.0)  # of the chosen step; the rejected one gains 0
@@ -47,7 +49,7 @@ def test_the_score_is_what_the_chosen_step_gained_more() -> None:
     assert score(pairs, policy, start, beta=1e6).loss == pytest.approx(1e6 / 4), "no overflow"
 
 
-def test_siblings_follow_each_other_in_another_order_every_epoch() -> None:
+def test_siblings_stay_together_in_an_order_that_changes_by_epoch() -> None:
     states = ["a", "b", "c", "a", "b", "a", "d", "e"]
     order = StateOrder(states, seed=3)
     epochs = []
@@ -58,7 +60,7 @@ def test_siblings_follow_each_other_in_another_order_every_epoch() -> None:
         runs = [
             states[i] for n, i in enumerate(drawn) if n == 0 or states[drawn[n - 1]] != states[i]
         ]
-        assert len(runs) == len(set(states)), "every state in one piece"
+        assert len(runs) == len(set(states)), "each state's pairs are adjacent"
         epochs.append(drawn)
     assert len({tuple(drawn) for drawn in epochs}) > 1
     resumed = StateOrder(states, seed=3)

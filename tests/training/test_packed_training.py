@@ -1,4 +1,4 @@
-"""Packed trainings on a small random Llama: the same curves, resumed, with a kept reference."""
+"""Packed training on a small random Llama: equal curves, resuming, cached reference."""
 
 import json
 import math
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_and_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, and a cache of its own."""
+def one_thread_and_own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs the tests on one thread, with a separate cache and frequent checkpoints."""
     import torch
 
     threads = torch.get_num_threads()
@@ -50,7 +50,7 @@ def turn(text: str) -> tuple[Message, ...]:
 
 
 def pairs(n: int = 8) -> list[Pair]:
-    """Three siblings make three pairs, so states and steps recur."""
+    """Returns three pairs per set of three siblings, so that states and steps recur."""
     steps = ["<query>a</query>", "<query>a longer place</query>", "<answer>no idea</answer>"]
     better, worse = (steps[0], steps[0], steps[1]), (steps[1], steps[2], steps[2])
     return [
@@ -81,7 +81,7 @@ METRICS = ("loss", "kl", "margin", "chosen_logps", "rejected_logps", "entropy", 
 
 
 @pytest.mark.parametrize("reference", ["start", "none"])
-def test_packed_preference_training_is_the_stock_one(
+def test_packed_preference_training_has_the_curve_of_the_stock_trainer(
     base: str, tmp_path: Path, reference: str
 ) -> None:
     arms: dict[str, dict[str, Any]] = {
@@ -93,7 +93,7 @@ def test_packed_preference_training_is_the_stock_one(
     stock, packed = (curve(tmp_path / name, *METRICS) for name in ("stock", "packed"))
     for one, other in zip(packed, stock, strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
-    assert stock[-1][0] < 0.9 * stock[0][0], "it learns, so the later steps tell something"
+    assert stock[-1][0] < 0.9 * stock[0][0], "the policy must learn, or later steps compare nothing"
     if reference == "start":
         assert packed[0][0] == pytest.approx(math.log(2), abs=1e-6)
     whole, parts = (curve(tmp_path / name, "loss", "kl") for name in ("packed", "in parts"))
@@ -105,7 +105,7 @@ def test_packed_preference_training_is_the_stock_one(
     assert packed_tokens < stock_tokens / 2
 
 
-def test_in_bfloat16_the_same_is_learned_less_exactly(base: str, tmp_path: Path) -> None:
+def test_bfloat16_training_approximates_the_float32_curve(base: str, tmp_path: Path) -> None:
     for precision in ("float32", "bfloat16"):
         settings = preference(precision=precision)
         train_dpo(pairs(), settings, start=base, target=tmp_path / precision, seed=0)
@@ -126,7 +126,7 @@ def test_in_bfloat16_the_same_is_learned_less_exactly(base: str, tmp_path: Path)
         ({"architecture": "aarch64"}, False),
     ],
 )
-def test_bfloat16_is_chosen_where_the_processor_is_faster_in_it(
+def test_auto_precision_is_bfloat16_if_the_processor_is_faster_in_it(
     able: dict[str, Any], faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -189,10 +189,10 @@ def test_packed_supervised_training_has_the_curve_of_the_padded_one(
     assert least < most
 
 
-def test_a_resumed_preference_training_is_the_uninterrupted_one(
+def test_a_resumed_preference_training_has_the_uninterrupted_curve(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed within its second epoch: the order of pairs goes on where it was."""
+    """The training is killed within its second epoch, so its order of pairs must be restored."""
     settings = preference(batch_size=2, micro_batch=1)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train_dpo(pairs(), settings, start=base, target=whole, seed=0)
@@ -217,7 +217,7 @@ def killed_at_step_7(*args: Any) -> Any:
     return Killed()
 
 
-def test_the_start_is_asked_once_whatever_the_seed_and_the_labels(
+def test_reference_logps_are_computed_once_for_all_seeds_and_labels(
     base: str, tmp_path: Path
 ) -> None:
     swapped = [
@@ -248,12 +248,12 @@ def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path)
         assert (report.examples + report.holdout_pairs, report.dropped) == (len(rows), 0)
         assert f"{report.holdout_pairs} held-out pairs: accuracy" in said[-1]
     assert found[0] == pytest.approx(found[1], rel=1e-3)
-    # All questions prefer the same, so what is learned from some holds for the others.
+    # All questions have the same preferences, so training on some generalises to the others.
     assert found[0][1] > 0.9
     assert found[0][2] > 0.05
 
 
-def test_calls_of_one_turn_are_read_together(base: str, tmp_path: Path) -> None:
+def test_calls_of_one_turn_share_their_prefix(base: str, tmp_path: Path) -> None:
     calls = [
         StepExample(
             (Message("user", f"Question {q}?"), *turn(f"passage {q} " * 30 + "go on ") * n),
@@ -273,8 +273,8 @@ def test_calls_of_one_turn_are_read_together(base: str, tmp_path: Path) -> None:
     assert together < 0.8 * apart
 
 
-def test_two_threads_give_one_gradient() -> None:
-    """Or a resumed training would end with other weights, and draw its rollouts anew."""
+def test_gradients_are_deterministic_on_two_threads() -> None:
+    """Nondeterminism would give a resumed training other weights and other rollouts."""
     import torch
 
     model = random_llama()

@@ -1,4 +1,4 @@
-"""What the trainers use of TRL and transformers that no version promises to keep."""
+"""Private names of TRL and transformers that the trainers use and a release may change."""
 
 import inspect
 import re
@@ -21,7 +21,7 @@ def problem_of(owner: Any, name: str, parameters: str) -> str | None:
     return None
 
 
-def test_every_private_name_that_we_use_is_still_there() -> None:
+def test_private_names_of_trl_and_transformers_still_exist() -> None:
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
     from transformers.integrations import sdpa_attention
     from transformers.masking_utils import AttentionMaskInterface

@@ -1,4 +1,4 @@
-"""Reading examples: one passage that answers among others that do not."""
+"""Reading examples: one passage with the answer among others without it."""
 
 import random
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def staged(*order: str, absent: bool = False, seed: int = 0) -> StagedSearch:
 
 
 async def shown(*order: str, seeds: int = 40) -> set[tuple[str, ...]]:
-    """Returns what a staged search shows, over `seeds` seeds."""
+    """Returns the distinct results of a staged search over `seeds` seeds, as passage ids."""
     return {
         tuple(p.id for p in await staged(*order, seed=seed).search("x", 3)) for seed in range(seeds)
     }
@@ -78,7 +78,7 @@ async def read(
     )
 
 
-async def test_the_gold_passage_keeps_its_rank_and_other_answers_are_left_out() -> None:
+async def test_the_gold_passage_keeps_its_rank_and_other_answer_passages_are_dropped() -> None:
     assert await shown("o0", "lima", "also", "o1") == {
         ("lima",),
         ("o0", "lima"),
@@ -86,13 +86,13 @@ async def test_the_gold_passage_keeps_its_rank_and_other_answers_are_left_out() 
     }
 
 
-async def test_passages_with_the_words_yes_and_no_do_not_answer() -> None:
+async def test_the_word_no_in_a_passage_does_not_count_as_the_answer_no() -> None:
     question = harbour().model_copy(update={"answers": ("no",)})
     search = StagedSearch(Ranked("o4", "lima"), question, LIMA, random.Random(0), absent=True)
     assert [p.id for p in await search.search("x", 3)] == ["o4"]
 
 
-async def test_a_gold_passage_that_the_search_missed_gets_every_rank() -> None:
+async def test_a_missed_gold_passage_is_inserted_at_every_rank() -> None:
     assert {ids for ids in await shown("o0", "o1", "o2", seeds=80) if len(ids) == 3} == {
         ("lima", "o0", "o1"),
         ("o0", "lima", "o1"),
@@ -100,20 +100,20 @@ async def test_a_gold_passage_that_the_search_missed_gets_every_rank() -> None:
     }
 
 
-async def test_no_more_passages_are_shown_than_a_search_returns() -> None:
+async def test_one_to_top_k_passages_are_shown() -> None:
     assert {len(ids) for ids in await shown("o0", "o1", "o2", "o3", "lima")} == {1, 2, 3}
 
 
-async def test_a_hit_is_that_of_the_first_search_among_the_passages_that_it_returns() -> None:
+async def test_a_hit_means_that_the_first_search_returned_the_gold_passage() -> None:
     search = staged("o0", "o1", "o2", "lima")
     await search.search("x", 3)
-    assert search.hit is False, "the fourth of three"
+    assert search.hit is False, "ranked fourth, but only three are returned"
     search.retriever = Ranked("lima")
     await search.search("y", 3)
-    assert search.hit is False, "a later query says nothing of the first"
+    assert search.hit is False, "a later query does not change the hit"
 
 
-async def test_an_absent_passage_is_shown_by_the_second_search() -> None:
+async def test_an_absent_gold_passage_is_shown_by_the_second_search() -> None:
     search = staged("lima", "o0", "also", "o1", "o2", absent=True)
     assert [p.id for p in await search.search("x", 3)] == ["o0", "o1", "o2"]
     assert "lima" in [p.id for p in await search.search("y", 3)]
@@ -129,7 +129,7 @@ async def test_a_first_query_is_learned_if_it_finds_the_passage() -> None:
     assert 10 < sum(e.target.startswith("<query>") for e in some.examples) < 30
 
 
-async def test_evidence_and_answer_are_learned_and_a_query_that_misses_is_not() -> None:
+async def test_evidence_and_answer_are_learned_but_not_a_query_that_misses() -> None:
     made = await read(queries=1)
     grounding, answer = made.examples
     assert grounding.target == "<evidence>Its harbour is Callao.</evidence>"
@@ -155,7 +155,7 @@ async def test_none_or_all_of_the_answers_follow_the_forced_prompt(forced: int) 
     assert demanded == [bool(forced)] * 5
 
 
-async def test_a_question_of_two_hops_is_read_beside_the_passage_with_its_answer() -> None:
+async def test_a_two_hop_question_is_read_with_the_passage_of_its_answer() -> None:
     hops = [
         {"queries": ["a"], "passage_id": "o0", "evidence": ["Nothing of use 0."]},
         {"queries": ["b"], "passage_id": "lima", "evidence": ["Its harbour is Callao."]},
@@ -167,7 +167,7 @@ async def test_a_question_of_two_hops_is_read_beside_the_passage_with_its_answer
     ]
 
 
-async def test_without_the_passage_there_is_no_evidence_and_another_query() -> None:
+async def test_an_absent_gold_passage_gives_no_evidence_and_a_second_query() -> None:
     made = await read(absent=1)
     nothing, query, evidence, answer = made.examples[:4]
     assert nothing.target == "<evidence>None</evidence>"
@@ -181,7 +181,7 @@ async def test_without_the_passage_there_is_no_evidence_and_another_query() -> N
     ("grounding", "answers", "kinds"),
     [(0, 1, {"answer"}), (1, 0, {"evidence"}), (0.5, 0.5, {"answer", "evidence"})],
 )
-async def test_shares_choose_what_is_learned(
+async def test_shares_select_the_kinds_of_learned_targets(
     grounding: float, answers: float, kinds: set[str]
 ) -> None:
     made = await read(questions=60, grounding=grounding, answers=answers)
@@ -191,7 +191,7 @@ async def test_shares_choose_what_is_learned(
 
 
 @pytest.mark.parametrize("name", ["evo-rag", "r1-searcher", "search-r1", "eval-rar", "autorefine"])
-async def test_other_protocols_learn_the_answer_beside_the_passage(name: str) -> None:
+async def test_other_protocols_learn_the_answer_with_the_gold_passage(name: str) -> None:
     made = await read(protocol_of(AgentSettings.model_validate({"protocol": name})))
     assert made.counts["reading questions"] == 1
     (answer,) = {e.target for e in made.examples}
@@ -201,7 +201,7 @@ async def test_other_protocols_learn_the_answer_beside_the_passage(name: str) ->
     assert "Callao is a harbour" not in shown
 
 
-async def test_arena_reads_the_passage_among_its_references() -> None:
+async def test_arena_gets_the_gold_passage_among_its_references() -> None:
     made = await read(protocol_of(AgentSettings(protocol="arena")), absent=1)
     (example,) = made.examples
     assert 1 <= example.messages[1].content.count("[") <= 3
@@ -209,13 +209,13 @@ async def test_arena_reads_the_passage_among_its_references() -> None:
     assert example.target.endswith("<answer>Callao</answer>")
 
 
-async def test_where_passages_are_given_there_is_no_query_to_learn() -> None:
+async def test_no_query_is_learned_if_the_protocol_gives_the_passages() -> None:
     protocol = protocol_of(AgentSettings(protocol="arena"))
     made = await read(protocol, order=("lima", "o0", "o1"), queries=1)
     assert len(made.examples) == 1, "the answer, once"
 
 
-async def test_a_question_keeps_its_examples_whatever_else_is_read() -> None:
+async def test_examples_do_not_depend_on_the_other_questions() -> None:
     alone = (await read(questions=1, absent=0.5, grounding=0.5)).examples
     beside = (await read(questions=9, absent=0.5, grounding=0.5)).examples
     assert [e for e in beside if e.question_id == "q0"] == alone

@@ -1,4 +1,4 @@
-"""The start's log-probabilities are computed once, and read back only as they were written."""
+"""The reference log-probabilities: computed once, and recomputed if the cache is damaged."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ ROWS = [StepTokens((1, 2), (3,)), StepTokens((1, 2), (4, 5)), StepTokens((9,), (
 
 
 class Start:
-    """Counts what it is asked."""
+    """Start policy that counts how often its log-probabilities are computed."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -30,12 +30,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_they_are_computed_once_for_all_orders_and_never_for_another_start() -> None:
+def test_reference_logps_are_reused_only_for_the_same_rows_and_start() -> None:
     start, said = Start(), list[str]()
     first = reference_logps(ROWS, "a", start, said.append)
     again = reference_logps([*reversed(ROWS), ROWS[0]], "a", start, said.append)
     assert (start.asked, again) == (1, first)
-    assert first == start(ROWS), "in double precision, nothing is lost on the way"
+    assert first == start(ROWS), "stored in double precision, values stay exact"
     assert ["computed" in said[0], "read from" in said[1]] == [True, True]
     reference_logps(ROWS, "b", start, said.append)
     reference_logps(ROWS[:2], "a", start, said.append)
@@ -43,7 +43,7 @@ def test_they_are_computed_once_for_all_orders_and_never_for_another_start() -> 
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_a_damaged_file_is_not_trusted(cache: Path, harm: Harm) -> None:
+def test_a_damaged_cache_file_is_recomputed(cache: Path, harm: Harm) -> None:
     start, said = Start(), list[str]()
     first = reference_logps(ROWS, "a", start, said.append)
     [entry] = (path for path in (cache / "reference").iterdir() if path.is_dir())
@@ -56,7 +56,7 @@ def test_a_damaged_file_is_not_trusted(cache: Path, harm: Harm) -> None:
         assert "read from" in said[-1]
 
 
-def test_what_is_anothers_is_not_trusted(cache: Path) -> None:
+def test_a_cache_entry_of_other_rows_is_recomputed(cache: Path) -> None:
     start, said = Start(), list[str]()
     first = reference_logps(ROWS, "a", start, said.append)
     [entry] = (path for path in (cache / "reference").iterdir() if path.is_dir())

@@ -1,4 +1,4 @@
-"""Heads on random vectors: what each learns, what it leaves alone, and how it is measured."""
+"""Reward-model heads on random vectors: training, independence and metrics."""
 
 import json
 import math
@@ -37,14 +37,14 @@ SETTINGS = RewardModelSettings(epochs=20, lr=0.02)
 
 
 def vectors(n: int = 400) -> Any:
-    """Steps as vectors that are far from standardised."""
+    """Returns step vectors that are far from standardised."""
     random = np.random.default_rng(0)
     scale, shift = random.uniform(0.01, 30, WIDTH), random.normal(0, 50, WIDTH)
     return (random.normal(size=(n, WIDTH)) * scale + shift).astype(np.float32)
 
 
 def comparisons(steps: Any, *, without: Sequence[str] = ()) -> list[SiblingComparison]:
-    """Pairs of neighbours, four a question; component k's return is a function of column k."""
+    """Returns pairs of neighbours, four per question; column k sets the return of component k."""
     exact = (steps - steps.mean(0)) / steps.std(0)
     found = []
     for i in range(0, len(steps) - 1, 2):
@@ -82,16 +82,16 @@ def test_every_head_learns_the_order_of_its_own_component() -> None:
     measured = measure(heads, steps_of(found), trained, kept, SETTINGS)
     assert [head.name for head in measured.heads] == list(REWARDS)
     for k, head in enumerate(measured.heads):
-        assert heads.weight[k].argmax() == k, "column k is what component k was made of"
+        assert heads.weight[k].argmax() == k, "component k was made from column k"
         assert head.accuracy is not None
         assert head.accuracy > 0.9
         assert head.pairs == len(kept)
         assert head.loss is not None
-        assert head.loss < 0.4, "ln 2 says nothing"
+        assert head.loss < 0.4, "ln 2 is the loss of an untrained head"
     assert heads.standardised(found).std(axis=0) == pytest.approx(np.ones(7), abs=0.1)
 
 
-def test_a_head_learns_the_same_whatever_the_others_learn() -> None:
+def test_a_head_does_not_depend_on_the_labels_of_the_others() -> None:
     found = vectors()
     pairs = comparisons(found)
     whole = fit_heads(found, pairs, SETTINGS, seed=0)
@@ -101,11 +101,11 @@ def test_a_head_learns_the_same_whatever_the_others_learn() -> None:
     others = [k for k in range(len(REWARDS)) if k != place]
     for changed in (turned, without):
         heads = fit_heads(found, changed, SETTINGS, seed=0)
-        assert np.array_equal(heads.weight[others], whole.weight[others]), "to the last bit"
+        assert np.array_equal(heads.weight[others], whole.weight[others]), "bit-identical"
         assert not np.array_equal(heads.weight[place], whole.weight[place])
 
 
-def test_the_gradient_of_one_head_leaves_the_others_alone() -> None:
+def test_the_gradient_of_one_head_is_zero_for_the_others() -> None:
     weight = torch.randn(7, WIDTH, requires_grad=True)
     margins = torch.randn(30, WIDTH) @ weight.T
     head_losses(margins, torch.randn(30, 7).sign())[3].backward()
@@ -114,7 +114,7 @@ def test_the_gradient_of_one_head_leaves_the_others_alone() -> None:
     assert moved.tolist() == [k == 3 for k in range(7)]
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_the_same_seed_gives_bit_identical_heads() -> None:
     found = vectors()
     pairs = comparisons(found)
     one, again, other = (fit_heads(found, pairs, SETTINGS, seed) for seed in (0, 0, 1))
@@ -122,7 +122,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     assert one.digest != other.digest
 
 
-def test_ties_and_what_is_not_known_teach_nothing() -> None:
+def test_ties_and_unknown_returns_are_not_learned() -> None:
     found = vectors()
     pairs = comparisons(found, without=("refusal",))
     pairs = [replace(one, gaps={**one.gaps, "backtrack": 1e-12}) for one in pairs]
@@ -134,14 +134,16 @@ def test_ties_and_what_is_not_known_teach_nothing() -> None:
         assert (head.trained == 0, head.pairs == 0) == (head.name in silent,) * 2
         assert (head.loss is None) == (head.accuracy is None) == (head.name in silent)
         assert bool(heads.weight[k].any()) == (head.name not in silent)
-    assert not heads.standardised(found)[:, REWARDS.index("refusal")].any(), "no opinion is 0"
+    assert not heads.standardised(found)[:, REWARDS.index("refusal")].any(), (
+        "untrained heads score 0"
+    )
     known = [head.loss for head in measured.heads if head.loss is not None]
     assert measured.loss == pytest.approx(sum(known) / 5)
     with pytest.raises(ConfigError, match="none of 3 pairs orders any head"):
         fit_heads(found, [replace(one, gaps={}) for one in pairs[:3]], SETTINGS, seed=0)
 
 
-def test_labelled_by_the_total_all_heads_are_one(tmp_path: Path) -> None:
+def test_heads_labelled_by_the_total_score_like_the_single_head(tmp_path: Path) -> None:
     found = vectors()
     pairs = comparisons(found)
     paper = SETTINGS.model_copy(update={"labels": "total"})
@@ -158,11 +160,11 @@ def test_labelled_by_the_total_all_heads_are_one(tmp_path: Path) -> None:
     assert Heads.load(tmp_path / "heads.safetensors").digest == one.digest
 
 
-def test_a_component_may_prefer_what_the_total_rejects() -> None:
+def test_a_component_may_order_siblings_unlike_the_total() -> None:
     better = Label(2.0, 1, components("retrieval", 3.0, "step", -4.0, "refusal", None))
     worse = Label(1.0, 1, components("retrieval", 1.0, "step", -1.0, "refusal", 1.0))
     gaps = return_gaps(better, worse)
-    assert gaps == {"retrieval": 2.0, "step": -3.0}, "null on one side is no comparison"
+    assert gaps == {"retrieval": 2.0, "step": -3.0}, "None on one side gives no comparison"
     one = SiblingComparison("q", 0, 0, 1, gaps, 1.0)
     by_component = dict(zip(REWARDS, orders([one], SETTINGS)[0], strict=True))
     assert {name: sign for name, sign in by_component.items() if sign} == {
@@ -174,7 +176,7 @@ def test_a_component_may_prefer_what_the_total_rejects() -> None:
 
 
 def components(*named: Any) -> tuple[Component, ...]:
-    """Returns, and beside each a raw value that must not be read."""
+    """Builds the named component returns, each with a raw value that must not be read."""
     both = zip(named[::2], named[1::2], strict=True)
     return tuple(
         component
@@ -186,7 +188,7 @@ def components(*named: Any) -> tuple[Component, ...]:
     )
 
 
-def test_a_question_is_trained_on_or_measured_on_whatever_the_seed() -> None:
+def test_whole_questions_are_split_into_training_and_validation() -> None:
     pairs = comparisons(vectors())
     trained, kept = split_questions(pairs, 0.2)
     assert len(trained) + len(kept) == len(pairs)
@@ -199,7 +201,7 @@ def test_a_question_is_trained_on_or_measured_on_whatever_the_seed() -> None:
     assert {p.question_id for p in others} != {p.question_id for p in kept}
 
 
-def test_length_alone_prefers_what_was_right_more_often_in_training() -> None:
+def test_the_length_baseline_prefers_the_length_that_won_in_training() -> None:
     found = vectors(8)
     heads = fit_heads(found, comparisons(found), SETTINGS, seed=0)
     # Of three trained pairs the better side is shorter twice; of two kept ones, never and a tie.
@@ -222,7 +224,7 @@ def test_length_alone_prefers_what_was_right_more_often_in_training() -> None:
 
 
 class Reader:
-    """An encoder whose vectors are given."""
+    """Encoder that returns given vectors."""
 
     model, digest = "packaged", "e" * 32
 
@@ -237,7 +239,7 @@ class Reader:
         return np.stack([self.vectors[one[0]] for one in sequences])
 
 
-def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Path) -> None:
+def test_a_training_writes_heads_metrics_and_their_provenance(tmp_path: Path) -> None:
     found = vectors()
     prompt = (Message("user", "Where?"),)
     steps = [Prefix(prompt, str(n)) for n in range(len(found))]
@@ -252,7 +254,7 @@ def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Pa
     }
     report = train_reward_model(material, settings, **made, log=said.append)
     assert report.dropped == 1, "one side of one pair is longer than max_length"
-    assert (6,) * 3 not in reader.asked, "its sibling is in no other pair, so it is not read"
+    assert (6,) * 3 not in reader.asked, "its sibling is in no other pair, so it is not encoded"
     assert report.trained + report.kept == len(material.comparisons) - 1
     record = read_record(tmp_path / "rm")
     assert (record["encoder"], record["encoder_digest"]) == ("packaged", reader.digest)
@@ -261,7 +263,7 @@ def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Pa
     kept = json.loads((tmp_path / "rm" / "metrics.json").read_text())
     assert kept["loss"] == report.metrics.loss
     assert list(kept["heads"]) == list(REWARDS)
-    assert kept["score"]["accuracy"] > 0.6, "of pairs that it could learn"
+    assert kept["score"]["accuracy"] > 0.6, "these pairs can be learned"
     train_reward_model(material, settings, **made | {"target": tmp_path / "2"}, log=said.append)
     assert read_record(tmp_path / "2") | {"seconds": 0} == record | {"seconds": 0}
     long = [replace(material.comparisons[0], better=n, worse=7) for n in range(7)]
@@ -273,8 +275,8 @@ def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Pa
             )
 
 
-def test_seven_heads_on_the_total_are_one_head() -> None:
-    """So nothing that the paper finds between them can come of their number alone."""
+def test_seven_heads_on_the_total_have_the_weights_of_one_head() -> None:
+    """A difference that the paper finds between its heads cannot come from their number alone."""
     found = vectors()
     learned = comparisons(found)
     one = fit_heads(found, learned, SETTINGS.model_copy(update={"heads": "single"}), seed=0)
@@ -283,7 +285,7 @@ def test_seven_heads_on_the_total_are_one_head() -> None:
     assert np.allclose(seven.weight, one.weight, rtol=1e-4, atol=1e-6)
 
 
-def test_statistics_are_of_the_steps_that_were_learned() -> None:
+def test_standardisation_uses_the_steps_of_the_training_pairs() -> None:
     found = vectors()
     learned = [one for one in comparisons(found) if max(one.better, one.worse) < 20]
     heads = fit_heads(found, learned, SETTINGS, seed=0)
@@ -295,7 +297,7 @@ def test_statistics_are_of_the_steps_that_were_learned() -> None:
     assert scores.mean(axis=0) == pytest.approx(np.zeros(len(REWARDS)), abs=1e-3)
 
 
-def test_length_is_that_of_the_policy_s_own_text() -> None:
+def test_step_lengths_count_only_the_policys_own_text() -> None:
     steps = [Prefix((Message("user", "Where?" * n),), "x" * (9 - n)) for n in range(3)]
     asked = [SiblingComparison("q", 2, 0, 1, {}, 1.0)]
     found = _steps(RewardTrainingData(steps, asked, SCHEME), vectors(3))
@@ -303,7 +305,7 @@ def test_length_is_that_of_the_policy_s_own_text() -> None:
     assert found.weights == {2: weights(EvoRagSettings(), 0.2)}
 
 
-def test_the_settings_say_what_is_kept_for_validation(tmp_path: Path) -> None:
+def test_the_settings_select_the_validation_questions(tmp_path: Path) -> None:
     found = vectors(80)
     prompt = (Message("user", "Where?"),)
     steps = [Prefix(prompt, f"0{n}") for n in range(len(found))]

@@ -1,4 +1,4 @@
-"""Rollouts as rows: what is trained on, and how much each token counts."""
+"""Training rows of rollouts: which tokens are trained on, and the weight of each."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from weights.prefix_tree import prefix_tree
 
 
 def rollout(reward: float, *lengths: int, question: str = "q", right: bool = False) -> Rollout:
-    """Of one turn: each call's prompt goes on from the one before and two inserted tokens."""
+    """Returns a rollout of one turn; each prompt adds two inserted tokens to the previous call."""
     prompt: tuple[int, ...] = (1, 2, 3)
     calls, next_id = [], 10 + int(100 * reward)
     for length in lengths:
@@ -35,7 +35,7 @@ def summed(rows: Sequence[TrainingRow], losses: Sequence[Sequence[float]]) -> fl
 
 
 @pytest.mark.parametrize(("aggregation", "expected"), [("rollout", 2.0), ("token", 1.8)])
-def test_what_the_environment_wrote_counts_neither_in_sum_nor_in_length(
+def test_inserted_tokens_count_neither_in_the_loss_nor_in_the_length(
     aggregation: str, expected: float
 ) -> None:
     """The worked case: losses [1 1 · · 1] and [2 4], where the dots are inserted tokens."""
@@ -45,7 +45,7 @@ def test_what_the_environment_wrote_counts_neither_in_sum_nor_in_length(
 
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=6))
-def test_a_long_failed_rollout_counts_as_much_as_a_short_one(lengths: list[list[int]]) -> None:
+def test_long_and_short_rollouts_have_the_same_total_weight(lengths: list[list[int]]) -> None:
     rollouts = [rollout(place, *own) for place, own in enumerate(lengths)]
     rows = rows_of(rollouts, flat(rollouts))
     counted = iter(rows)
@@ -54,14 +54,14 @@ def test_a_long_failed_rollout_counts_as_much_as_a_short_one(lengths: list[list[
         assert mass == pytest.approx(1 / len(rollouts))
 
 
-def test_advantages_follow_their_tokens_through_the_calls() -> None:
+def test_advantages_are_split_by_call_with_their_tokens() -> None:
     one = rollout(1, 2, 3)
     rows = rows_of([one], [[0.1, 0.2, 0.3, 0.4, 0.5]])
     assert [row.advantages for row in rows] == [(0.1, 0.2), (0.3, 0.4, 0.5)]
     assert [row.tokens for row in rows] == [call.tokens for call in one.calls]
 
 
-def test_the_divergence_can_be_held_on_wrong_answers_only() -> None:
+def test_the_divergence_can_apply_to_wrong_answers_only() -> None:
     rollouts = [rollout(1, 1, right=True), rollout(0, 1)]
     kl_on = {
         which: [row.kl_applies for row in rows_of(rollouts, flat(rollouts), kl_on=which)]
@@ -70,7 +70,7 @@ def test_the_divergence_can_be_held_on_wrong_answers_only() -> None:
     assert kl_on == {"all": [True, True], "wrong": [False, True]}
 
 
-def test_a_turn_is_laid_out_once_however_many_calls_it_has() -> None:
+def test_the_calls_of_a_turn_form_one_path_in_the_prefix_tree() -> None:
     one = rollout(1, 4, 3)
     last = one.calls[-1].tokens
     tree = prefix_tree([(*call.tokens.prompt, *call.tokens.step) for call in one.calls])
@@ -78,7 +78,7 @@ def test_a_turn_is_laid_out_once_however_many_calls_it_has() -> None:
 
 
 @given(st.integers(1, 60), st.integers(0, 5))
-def test_rows_that_are_left_out_are_made_up_for(most: int, seed: int) -> None:
+def test_drawn_rows_are_reweighted_for_the_rows_left_out(most: int, seed: int) -> None:
     rollouts = [rollout(place, 3, 2) for place in range(4)]
     rows = rows_of(rollouts, flat(rollouts))
     kept = drawn(rows, most, str(seed))
@@ -90,7 +90,7 @@ def test_rows_that_are_left_out_are_made_up_for(most: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("most", [None, 5])
-def test_drawn_rows_keep_the_engine_s_logprobs_and_where_the_divergence_applies(
+def test_drawn_rows_keep_the_engines_logprobs_and_kl_applies(
     most: int | None,
 ) -> None:
     one = rollout(1, 2, right=True)
@@ -100,7 +100,7 @@ def test_drawn_rows_keep_the_engine_s_logprobs_and_where_the_divergence_applies(
     assert (row.logprobs, row.kl_applies) == ((-0.5, -0.25), False)
 
 
-def test_groups_without_contrast_and_lone_rollouts_teach_nothing() -> None:
+def test_groups_without_spread_and_single_rollouts_are_not_trained_on() -> None:
     groups = [
         [rollout(1, 1, question="a"), rollout(0, 1, question="a")],
         [rollout(1, 1, question="b"), rollout(1, 2, question="b")],
@@ -112,7 +112,7 @@ def test_groups_without_contrast_and_lone_rollouts_teach_nothing() -> None:
         assert [one.question_id for one, _ in found] == ["a", "a"]
 
 
-def test_reinforce_gives_each_token_the_divergence_that_follows_it() -> None:
+def test_reinforce_returns_subtract_the_divergence_from_each_token_on() -> None:
     one, other = rollout(1, 1, 1), rollout(0, 2)
     settings = GrpoSettings(
         algorithm="reinforce++", baseline="none", kl="k1", kl_in="reward", beta=0.5
@@ -134,7 +134,7 @@ def test_reinforce_gives_each_token_the_divergence_that_follows_it() -> None:
 @pytest.mark.parametrize(
     ("baseline", "returns"), [("group", [0.0, 0.0, 0.5, -0.5]), ("none", [1.0, 1.0, 1.0, 0.0])]
 )
-def test_reinforce_is_measured_against_the_mean_of_the_own_group_or_nothing(
+def test_the_baseline_of_reinforce_is_the_group_mean_or_zero(
     baseline: str, returns: list[float]
 ) -> None:
     groups = [[rollout(1, 1), rollout(1, 1)], [rollout(1, 1), rollout(0, 1)]]
@@ -144,7 +144,7 @@ def test_reinforce_is_measured_against_the_mean_of_the_own_group_or_nothing(
     assert found == pytest.approx([(one - mean) / deviation for one in returns])
 
 
-def test_a_divergence_in_the_reward_of_grpo_is_that_of_the_whole_rollout() -> None:
+def test_grpo_subtracts_the_divergence_of_the_whole_rollout_from_its_reward() -> None:
     one, other = rollout(1, 1, 1), rollout(1, 2)
     log_ratios = {
         one.calls[0].tokens: (1.0,),
@@ -167,6 +167,6 @@ def test_a_divergence_in_the_reward_of_grpo_is_that_of_the_whole_rollout() -> No
         ({"updates": 9, "batch_questions": 2, "group_size": 4}, "fewer rollouts"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(block: dict[str, object], complaint: str) -> None:
+def test_incompatible_settings_are_refused(block: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         GrpoSettings(**block)  # type: ignore[arg-type]

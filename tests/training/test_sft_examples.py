@@ -13,7 +13,7 @@ def test_each_chosen_step_is_learned_once() -> None:
     assert examples[0].messages[1].content == "Question: Capital of France?"
 
 
-def test_right_trajectories_are_the_ways_to_right_answers() -> None:
+def test_right_trajectories_hold_only_the_steps_to_right_answers() -> None:
     nodes = [
         a_node(node_id=0, parent_id=-1, action="root", text=""),
         a_node(node_id=1, parent_id=0, text="<query>right</query>"),

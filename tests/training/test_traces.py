@@ -1,4 +1,4 @@
-"""Traces from gold facts, over a corpus of four passages."""
+"""Traces from gold facts, over a corpus of three passages."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ PASSAGES = {p.id: p for p in (LIMA, PERU, NOISE)}
 
 
 class Titles:
-    """Finds a passage where the query is its title, and noise elsewhere."""
+    """Retriever that returns the passage whose title is the query, otherwise noise."""
 
     digest = "titles"
 
@@ -44,11 +44,11 @@ async def traces_of(*questions: Question, seed: int = 0, max_steps: int = 10) ->
     return await build_traces(questions, PASSAGES, protocol, Titles(), seed, 3)
 
 
-async def test_a_trace_shows_evidence_only_beside_its_passage_and_recovers_from_a_miss() -> None:
+async def test_evidence_needs_its_passage_and_a_missed_query_is_retried() -> None:
     made = [await traces_of(two_hops(), seed=seed) for seed in range(12)]
     missed = [t for t in made if t.counts["query missed"]]
-    assert missed, "no seed drew the wording that finds nothing"
-    assert len(missed) < len(made), "every seed drew it"
+    assert missed, "no seed drew the query that misses"
+    assert len(missed) < len(made), "every seed drew the query that misses"
     for example in (e for t in made for e in t.examples if e.stage == "grounding"):
         shown = "Lima is a city" in example.messages[1].content
         if example.target == "<evidence>Lima is in Peru</evidence>":
@@ -64,7 +64,7 @@ async def test_a_trace_shows_evidence_only_beside_its_passage_and_recovers_from_
     ]
 
 
-async def test_every_target_parses_in_the_state_it_is_asked_in() -> None:
+async def test_targets_fit_their_stage_and_forced_prompts_get_the_answer() -> None:
     protocol = ReasonRAG()
     made = [await traces_of(two_hops(id=f"q{i}")) for i in range(30)]
     forced_text = protocol.prompts["forced"]
@@ -76,7 +76,7 @@ async def test_every_target_parses_in_the_state_it_is_asked_in() -> None:
     assert {e.target for e in forced} == {"<answer>Sol</answer>"}
 
 
-async def test_what_cannot_be_traced_is_put_aside_and_counted() -> None:
+async def test_questions_without_a_possible_trace_are_skipped_and_counted() -> None:
     nowhere = [{"queries": ["x", "y"], "passage_id": "lima", "evidence": ["z"]}]
     made = await traces_of(
         two_hops(id="a", extra={"hops": nowhere}),
@@ -95,13 +95,13 @@ async def test_what_cannot_be_traced_is_put_aside_and_counted() -> None:
     assert short.counts["skipped: longer than max_steps"] == 1
 
 
-async def test_a_question_keeps_its_trace_whatever_else_is_asked() -> None:
+async def test_a_trace_does_not_depend_on_the_other_questions() -> None:
     alone = await traces_of(two_hops(id="b"))
     beside = await traces_of(two_hops(id="a"), two_hops(id="b"))
     assert [e for e in beside.examples if e.question_id == "b"] == alone.examples
 
 
-def test_hops_of_supporting_passages_go_from_the_named_one_to_the_answer() -> None:
+def test_hops_run_from_the_passage_named_in_the_question_to_the_answer() -> None:
     question = a_question(
         question="What money is used where Lima is?",
         answers=("Sol",),
@@ -118,7 +118,7 @@ def test_hops_of_supporting_passages_go_from_the_named_one_to_the_answer() -> No
     assert hops_of(question, {"lima": LIMA}) == []
 
 
-def test_evidence_before_the_last_hop_names_the_next_passage_and_not_the_answer() -> None:
+def test_evidence_of_an_earlier_hop_names_the_next_passage_not_the_answer() -> None:
     text = "Lima pays with the Sol. Lima is a city in Peru."
     passages = {"lima": LIMA.model_copy(update={"text": text}), "peru": PERU}
     question = a_question(
@@ -140,7 +140,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("listed", [("lima", "peru"), ("peru", "lima")])
-def test_a_decomposition_gives_the_order_and_a_query_with_the_earlier_answers(
+def test_a_decomposition_sets_the_hop_order_and_fills_in_earlier_answers(
     listed: tuple[str, ...],
 ) -> None:
     # The question names the passage of the second step only.
@@ -156,7 +156,7 @@ def test_a_decomposition_gives_the_order_and_a_query_with_the_earlier_answers(
     assert (last.passage_id, last.queries[0]) == ("peru", "Money of Peru?")
 
 
-def test_a_later_hop_is_searched_by_the_title_that_the_hop_before_it_found() -> None:
+def test_a_later_hop_is_queried_by_the_title_found_in_the_previous_hop() -> None:
     question = a_question(
         question="What money is used where Lima is?",
         answers=("Sol",),
@@ -166,8 +166,8 @@ def test_a_later_hop_is_searched_by_the_title_that_the_hop_before_it_found() -> 
     assert hops_of(question, PASSAGES)[1].queries[0] == "Peru"
 
 
-def test_one_hop_needs_the_passage_that_the_question_names_and_that_has_the_answer() -> None:
-    """PopQA also marks the passage of the answer itself, and others have the name alone."""
+def test_a_single_hop_uses_the_named_passage_that_contains_the_answer() -> None:
+    """PopQA also marks the answer's own passage and passages that only share the name."""
     passages = {
         "lima": Passage(id="lima", title="Lima", text="Lima pays with the Sol."),
         "named": Passage(id="named", title="Lima (film)", text="A film."),
@@ -182,7 +182,7 @@ def test_one_hop_needs_the_passage_that_the_question_names_and_that_has_the_answ
     assert [hop.passage_id for hop in hops_of(question, passages)] == ["lima"]
 
 
-async def test_a_search_loop_says_of_a_miss_that_the_documents_do_not_say() -> None:
+async def test_a_search_loop_writes_not_found_after_a_missed_search() -> None:
     protocol = protocol_of(AgentSettings(protocol="search-r1"))
     said = []
     for seed in range(12):
@@ -193,7 +193,7 @@ async def test_a_search_loop_says_of_a_miss_that_the_documents_do_not_say() -> N
     assert all(NOT_FOUND in one for one in said)
 
 
-async def test_a_useless_search_never_takes_the_step_of_a_needed_one() -> None:
+async def test_useless_searches_are_added_only_if_steps_are_left() -> None:
     protocol = protocol_of(AgentSettings(protocol="r1-searcher"))
     hops = [{**hop, "queries": [hop["queries"][0]]} for hop in two_hops().extra["hops"]]
     asked = [two_hops(id=f"q{n}", extra={"hops": hops}) for n in range(40)]

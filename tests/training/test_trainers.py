@@ -42,7 +42,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other take longer than such a small model."""
+    """Runs the tests on one thread; for so small a model, more threads are slower."""
     import torch
 
     threads = torch.get_num_threads()
@@ -118,14 +118,14 @@ def test_micro_batches_and_padding_do_not_change_the_curve(base: str, tmp_path: 
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
-def test_every_seed_that_a_recipe_may_have_trains(seed: int, base: str, tmp_path: Path) -> None:
+def test_the_smallest_and_the_largest_seed_train(seed: int, base: str, tmp_path: Path) -> None:
     started, target = tmp_path / "started", tmp_path / "dpo"
     warm_start(steps(4), supervised(base), target=started, seed=seed)
     train_dpo(pairs(4), preference(epochs=1), start=str(started), target=target, seed=seed)
     assert json.loads((target / "training.json").read_text())["seed"] == seed
 
 
-def test_an_example_without_weight_teaches_nothing(base: str, tmp_path: Path) -> None:
+def test_an_example_with_weight_zero_has_no_loss(base: str, tmp_path: Path) -> None:
     silent = [
         StepExample(e.messages, e.target, e.question_id, e.stage, weight=0.0) for e in steps(4)
     ]
@@ -133,7 +133,7 @@ def test_an_example_without_weight_teaches_nothing(base: str, tmp_path: Path) ->
     assert losses(tmp_path) == [0.0]
 
 
-def test_a_resumed_training_is_the_uninterrupted_one(
+def test_a_resumed_training_equals_the_uninterrupted_one(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = supervised(base, epochs=3)
@@ -151,17 +151,17 @@ def test_a_resumed_training_is_the_uninterrupted_one(
     adapter = "adapter/adapter_model.safetensors"
     assert (killed / adapter).read_bytes() == (whole / adapter).read_bytes()
     curve = (killed / "metrics.jsonl").read_text()
-    shutil.rmtree(killed / "checkpoints")  # done before: not a step more, even without these
+    shutil.rmtree(killed / "checkpoints")  # finished: no further step, even without them
     assert warm_start(steps(8), settings, target=killed, seed=0) == report
     assert (killed / "metrics.jsonl").read_text() == curve
     (killed / adapter).write_bytes((killed / adapter).read_bytes()[:-1] + b"x")
-    warm_start(steps(8), settings, target=killed, seed=0)  # damaged: trained again
+    warm_start(steps(8), settings, target=killed, seed=0)  # damaged: retrained
     assert (killed / adapter).read_bytes() == (whole / adapter).read_bytes()
-    _refuses_to_resume_what_is_not_its_own(settings, killed)
+    _check_foreign_checkpoints_are_refused(settings, killed)
 
 
 @pytest.mark.parametrize("kind", ["warm-start", "dpo"])
-def test_a_training_resumed_within_its_second_epoch_is_the_uninterrupted_one(
+def test_a_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
     kind: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(target: Path) -> None:
@@ -200,19 +200,19 @@ def _killed_at(step: int) -> Any:
     return curves
 
 
-def _refuses_to_resume_what_is_not_its_own(settings: TrainingSettings, target: Path) -> None:
+def _check_foreign_checkpoints_are_refused(settings: TrainingSettings, target: Path) -> None:
     with pytest.raises(StorageError, match="another training"):
         warm_start(steps(7), settings, target=target, seed=0, resume=True)
-    (target / "training.json").unlink()  # as if it had been killed before its last line
+    (target / "training.json").unlink()  # as if killed before it was written
     newest = max((target / "checkpoints").glob("checkpoint-*"), key=lambda p: p.stat().st_mtime)
     (newest / "optimizer.pt").write_bytes(b"a pickle from elsewhere")
     with pytest.raises(StorageError, match="has changed since this run wrote it"):
         warm_start(steps(8), settings, target=target, seed=0, resume=True)
     warm_start(steps(8), settings, target=target, seed=0)
-    assert len(read_metrics(target)) == 6, "without `resume` it starts anew, with a curve anew"
+    assert len(read_metrics(target)) == 6, "without `resume`, training and curve restart"
 
 
-def test_examples_that_do_not_fit_are_counted_or_refused(base: str, tmp_path: Path) -> None:
+def test_too_long_examples_are_counted_or_refused(base: str, tmp_path: Path) -> None:
     long = StepExample((Message("user", "word " * 100),), "<answer>x</answer>", "long", "reasoning")
     examples = [*steps(4), long]
     with pytest.raises(ConfigError, match=r"1 of 5 examples.*max_length 60"):
@@ -222,7 +222,7 @@ def test_examples_that_do_not_fit_are_counted_or_refused(base: str, tmp_path: Pa
     assert (report.examples, report.dropped) == (4, 1)
 
 
-def test_preference_training_starts_at_the_start_and_moves_from_it(
+def test_preference_training_starts_at_ln_2_and_raises_the_margin(
     started: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "dpo"
@@ -235,12 +235,12 @@ def test_preference_training_starts_at_the_start_and_moves_from_it(
     assert lines[-1]["margin"] > 0.1
     before, after = margin(str(started)), margin(str(target))
     assert after > before + 1
-    # The folder is whole: what lies below its adapter was copied into it.
+    # The folder is complete: the adapter that it builds on was copied into it.
     chain = policy_files(str(target)).adapters
     assert chain == (target / "chain" / "0", target / "adapter")
     below = "adapter_model.safetensors"
     assert (chain[0] / below).read_bytes() == (started / "adapter" / below).read_bytes()
-    # What a repetition needs is noted: which rows, which seed, and what it all amounts to.
+    # The record holds what a repetition needs: rows, seed, fingerprint and digests.
     record = json.loads((target / "training.json").read_text())
     listing = json.loads((target / "checkpoints" / "checkpoints.json").read_text())
     assert (record["seed"], record["data"]) == (3, {"table": "pairs"})
@@ -255,11 +255,11 @@ def test_the_packaged_policy_also_starts_at_ln_2(tmp_path: Path) -> None:
     train_dpo(pairs(2), settings, start="packaged", target=tmp_path, seed=0)
     assert read_metrics(tmp_path)[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     adapter = tmp_path / "adapter" / "adapter_model.safetensors"
-    assert adapter.stat().st_size <= 10_000_000  # what a shipped adapter may weigh
+    assert adapter.stat().st_size <= 10_000_000  # the limit for a shipped adapter
 
 
 def margin(model: str) -> float:
-    """Mean log-probability of the chosen steps less that of the rejected ones, in nats."""
+    """Returns the mean log-probability of chosen minus rejected steps, in nats."""
     import torch
 
     policy, tokenizer = load_policy(policy_files(model))
@@ -273,22 +273,22 @@ def margin(model: str) -> float:
     return total / len(pairs())
 
 
-def test_without_reference_the_loss_is_the_printed_formula(started: Path, tmp_path: Path) -> None:
+def test_the_loss_without_a_reference_follows_the_formula(started: Path, tmp_path: Path) -> None:
     settings = preference(reference="none", epochs=1, batch_size=8)
     train_dpo(pairs(), settings, start=str(started), target=tmp_path, seed=0)
     first = read_metrics(tmp_path)[0]
-    policy_margin = margin(str(started))  # of equal pairs, so the mean stands for each
+    policy_margin = margin(str(started))  # the pairs are equal, so each has the mean
     assert first["margin"] == pytest.approx(0.1 * policy_margin, rel=0.01)
     assert first["loss"] == pytest.approx(math.log1p(math.exp(-0.1 * policy_margin)), rel=0.05)
     assert first["kl"] == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_all_weights_are_trained_from_the_start_with_one_model(
+def test_full_training_moves_all_weights_without_a_second_model(
     packed: bool, started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def second_model(*_: Any, **__: Any) -> None:
-        raise AssertionError("the reference is no second model")
+        raise AssertionError("the reference must not be a second model")
 
     monkeypatch.setattr("trl.trainer.dpo_trainer.create_model_from_path", second_model)
     settings = preference(lora=None, lr=1e-3, packed=packed)
@@ -308,13 +308,13 @@ def test_all_weights_are_trained_from_the_start_with_one_model(
         if old.equal(new)
     ]
     assert unmoved == []
-    # Trained already: not a step more. And the folder is a start like any other.
+    # Already trained, so no step is added. The folder can be the start of another training.
     assert train_dpo(pairs(), settings, start=str(started), target=target, seed=3) == report
     train_dpo(pairs(), preference(packed=packed), start=str(target), target=again, seed=0)
     assert read_metrics(again)[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
 
-def test_a_resumed_training_of_all_weights_is_the_uninterrupted_one(
+def test_a_resumed_full_training_equals_the_uninterrupted_one(
     started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = preference(lora=None, lr=1e-3)
@@ -332,7 +332,7 @@ def test_a_resumed_training_of_all_weights_is_the_uninterrupted_one(
     assert (killed / weights_file).read_bytes() == (whole / weights_file).read_bytes()
 
 
-def test_all_weights_replace_an_earlier_adapter(base: str, tmp_path: Path) -> None:
+def test_full_training_replaces_an_earlier_adapter(base: str, tmp_path: Path) -> None:
     warm_start(steps(4), supervised(base), target=tmp_path, seed=0)
     warm_start(steps(4), supervised(base, lora=None, lr=1e-3), target=tmp_path, seed=0)
     assert policy_files(str(tmp_path)).adapters == ()
@@ -341,7 +341,7 @@ def test_all_weights_replace_an_earlier_adapter(base: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("schedule", "shares"),
-    # Warm-up over 2 of 6 steps; then 4 steps down a line, or a half wave.
+    # Warm-up over 2 of 6 steps, then 4 steps down a line or half a cosine wave.
     [
         ("linear", [0, 1 / 2, 1, 3 / 4, 1 / 2, 1 / 4]),
         ("cosine", [0, 1 / 2, 1, 0.8536, 0.5, 0.1464]),
@@ -366,7 +366,7 @@ def test_a_training_does_not_overwrite_its_start(started: Path) -> None:
         train_dpo(pairs(), preference(), start=str(started), target=started, seed=0)
 
 
-def test_an_export_proves_that_the_training_is_in_it(tmp_path: Path) -> None:
+def test_an_export_keeps_the_trained_change(tmp_path: Path) -> None:
     base, trained = str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "trained"
     warm_start(steps(8), supervised(base), target=trained, seed=0)
     report = export_policy(str(trained))
@@ -376,7 +376,7 @@ def test_an_export_proves_that_the_training_is_in_it(tmp_path: Path) -> None:
     assert ensure_gguf(policy_files(str(trained)), "f16") == trained / "policy.gguf"
 
 
-def test_a_policy_of_which_all_weights_were_trained_runs_in_the_embedded_engine(
+def test_the_gguf_of_a_fully_trained_policy_keeps_the_trained_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file for the engine changes the logits as the trained weights do."""
@@ -405,7 +405,7 @@ def test_a_model_that_the_embedded_engine_cannot_run_is_exported_without_gguf(
 def test_an_export_of_the_untrained_policy_is_refused(
     started: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an engine would run it that ignores adapters."""
+    """Such an export is what an engine that ignores adapters would run."""
     untrained, _ = load_policy(policy_files(base))
 
     def forgetful(model: Any, source: Path, target: Path, precision: str) -> None:
@@ -417,8 +417,8 @@ def test_an_export_of_the_untrained_policy_is_refused(
         export_policy(str(started), tmp_path)
 
 
-def test_no_file_of_a_model_folder_names_a_path_of_the_machine(started: Path) -> None:
+def test_an_adapter_folder_names_no_path_of_the_machine(started: Path) -> None:
     config = json.loads((started / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] is None
-    assert config["target_modules"] == sorted(config["target_modules"]), "in one order every time"
+    assert config["target_modules"] == sorted(config["target_modules"]), "the order is fixed"
     assert not (started / "adapter" / "README.md").exists()

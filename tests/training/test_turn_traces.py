@@ -1,4 +1,4 @@
-"""Traces of ARENA, R1-Searcher and the search loops: replayed, and paid in full."""
+"""Traces of ARENA, R1-Searcher and the search loops: replayed, with full reward."""
 
 from collections import Counter
 from pathlib import Path
@@ -62,7 +62,7 @@ async def traces_of(atlas: Atlas, by: AgentProtocol, top_k: int = TOP_K) -> Trac
 
 
 async def replayed(atlas: Atlas, by: AgentProtocol) -> dict[str, Trajectory]:
-    """What the environment makes of each trace; its prompts are those of the examples."""
+    """Replays each trace in the environment and checks that its prompts equal the examples'."""
     questions, _, retriever = atlas
     made = await traces_of(atlas, by)
     assert made.counts["traces"] >= 0.9 * len(questions), made.counts
@@ -92,7 +92,7 @@ async def test_an_arena_reply_cites_all_supporting_references(
     atlas: Atlas, references: str
 ) -> None:
     by, questions = protocol("arena", references=references), atlas[0]
-    if references == "retrieved":  # one search brings what one hop needs
+    if references == "retrieved":  # one search suffices for one hop only
         questions = {name: q for name, q in questions.items() if q.type == "single"}
     done = await replayed((questions, *atlas[1:]), by)
     for name, end in done.items():
@@ -108,7 +108,7 @@ async def test_an_arena_reply_cites_all_supporting_references(
 
 
 @pytest.mark.parametrize("prompt", ["base", "instruct"])
-async def test_an_r1_searcher_trace_is_well_formed_and_searches_too_much_now_and_then(
+async def test_r1_searcher_traces_are_well_formed_with_some_useless_searches(
     atlas: Atlas, prompt: str
 ) -> None:
     by, useless = protocol("r1-searcher", prompt=prompt), Counter[bool]()
@@ -126,7 +126,9 @@ async def test_an_r1_searcher_trace_is_well_formed_and_searches_too_much_now_and
 
 
 @pytest.mark.parametrize("name", LOOPS)
-async def test_a_loop_writes_about_every_block_and_answers(atlas: Atlas, name: str) -> None:
+async def test_search_loop_traces_evaluate_every_search_and_get_full_reward(
+    atlas: Atlas, name: str
+) -> None:
     by = protocol(name, max_steps=5)
     assert isinstance(by, SearchLoop)
     rewards = EvalRarSettings(reward="autorefine" if name == "autorefine" else "eval-rar")
@@ -140,7 +142,7 @@ async def test_a_loop_writes_about_every_block_and_answers(atlas: Atlas, name: s
             assert max(value or 0 for value in list(outcome.components.values())[1:]) == 0.1
 
 
-async def test_what_a_policy_cannot_be_shown_is_put_aside(atlas: Atlas) -> None:
+async def test_questions_that_lack_a_reference_or_steps_are_skipped(atlas: Atlas) -> None:
     questions, corpus, retriever = atlas
     two_hops = next(q for q in questions.values() if q.hops == 2)
     one = two_hops.model_copy(update={"paragraphs": two_hops.paragraphs[:1]})
@@ -163,7 +165,7 @@ async def test_traces_of_a_recipe_fit_its_limits(atlas: Atlas, tokenizer: Any, n
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", *LOOPS])
-async def test_a_policy_is_trained_on_the_ids_that_it_is_asked_with(
+async def test_training_prompts_have_the_token_ids_of_the_engines_prompts(
     atlas: Atlas, tokenizer: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))

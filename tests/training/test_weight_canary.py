@@ -24,7 +24,7 @@ LOOSE = 1.0
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Any]:
-    """A random model, and one thread: threads that wait for each other take longer than it."""
+    """Yields a random model on one thread; for so small a model, more threads are slower."""
     import torch
 
     threads = torch.get_num_threads()
@@ -49,7 +49,7 @@ def moved(model: Any, by: float) -> Any:
     return copy
 
 
-async def test_an_engine_that_follows_the_trainer_agrees(start: Any) -> None:
+async def test_an_engine_with_the_trainers_weights_passes(start: Any) -> None:
     canary, later = Canary(PROMPTS, tolerance=1e-3), moved(start, 0.01)
     first = await canary.check(engine(deepcopy(start)), start)
     assert (first.error, first.moved) == (pytest.approx(0, abs=1e-4), None)
@@ -58,16 +58,16 @@ async def test_an_engine_that_follows_the_trainer_agrees(start: Any) -> None:
     assert second.moved is not None and second.moved > 1e-3
 
 
-async def test_an_engine_that_stays_where_it_was_is_found(start: Any) -> None:
-    """Also if its error is within the tolerance, as after one small update."""
+async def test_an_engine_with_stale_weights_is_detected(start: Any) -> None:
+    """Stale weights are detected even if the error is within the tolerance."""
     canary, served = Canary(PROMPTS, LOOSE), engine(deepcopy(start))
     await canary.check(served, start)
     with pytest.raises(TrainingError, match="still serves the weights of the previous batch"):
         await canary.check(served, moved(start, 0.001))
 
 
-async def test_an_engine_with_other_weights_is_found(start: Any) -> None:
-    """At once, and after an update that another model got."""
+async def test_an_engine_with_other_weights_is_detected(start: Any) -> None:
+    """Checked at the first batch, and after an update that reached another model."""
     with pytest.raises(TrainingError, match="does not serve the weights"):
         await Canary(PROMPTS, 0.06).check(engine(moved(start, 0.1)), start)
     canary = Canary(PROMPTS, 0.06)
@@ -76,7 +76,7 @@ async def test_an_engine_with_other_weights_is_found(start: Any) -> None:
         await canary.check(engine(moved(start, 0.1)), moved(start, 0.01))
 
 
-async def test_a_trainer_s_mixed_precision_does_not_blur_the_comparison(start: Any) -> None:
+async def test_mixed_precision_of_the_trainer_does_not_affect_the_comparison(start: Any) -> None:
     """A `Trainer` with bf16 runs the adapter's model in bfloat16, but its weights are float32."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -87,7 +87,7 @@ async def test_a_trainer_s_mixed_precision_does_not_blur_the_comparison(start: A
     assert (await Canary(PROMPTS, tolerance=1e-3).check(served, policy)).error < 1e-4
 
 
-async def test_a_trainer_that_did_not_move_is_no_fault(start: Any) -> None:
+async def test_an_unchanged_trainer_passes(start: Any) -> None:
     canary = Canary(PROMPTS, LOOSE)
     for _ in range(2):
         checked = await canary.check(engine(start), start)
@@ -96,7 +96,7 @@ async def test_a_trainer_that_did_not_move_is_no_fault(start: Any) -> None:
 
 @dataclass
 class Spoilt(TrainedEngine):
-    """An engine whose log-probabilities are spoilt on the way."""
+    """Engine whose log-probabilities are changed by `spoil`."""
 
     spoil: Callable[[tuple[float, ...]], tuple[float, ...] | None] = lambda logps: logps
 
@@ -114,7 +114,7 @@ class Spoilt(TrainedEngine):
         pytest.param(lambda logps: logps[1:], id="too few"),
     ],
 )
-async def test_numbers_that_are_none_stop_the_training(spoil: Any, start: Any) -> None:
+async def test_missing_or_non_finite_logprobs_stop_the_training(spoil: Any, start: Any) -> None:
     spoilt = Spoilt(lambda _: "It is a number.", weights=start, spoil=spoil)
     with pytest.raises(TrainingError):
         await Canary(PROMPTS, 0.06).check(spoilt, start)

@@ -1,4 +1,4 @@
-"""Chat templates of models that anybody may have made."""
+"""Chat templates of untrusted models."""
 
 import pytest
 
@@ -20,6 +20,6 @@ from weights.chat_template import rendered
         "{{ 'x' * 'y' }}",
     ],
 )
-def test_a_template_that_fails_is_told(template: str) -> None:
+def test_a_failing_template_is_reported(template: str) -> None:
     with pytest.raises(ConfigError, match="the model's chat template"):
         rendered(template, (Message("user", "Who?"),), special_tokens={})

@@ -1,4 +1,4 @@
-"""Models that OpenVINO GenAI would run wrongly are refused; tokenizers are written as they are."""
+"""Refusal of models that OpenVINO GenAI would run wrongly, and the export of tokenizers."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ SOUND = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2"}
         ("qwen2", {"tokenizer.ggml.pre": "deepseek-r1-qwen"}, "deepseek-r1-qwen"),
     ],
 )
-def test_gguf_files(
+def test_only_supported_gguf_models_are_accepted(
     kind: str, metadata: dict[str, str], reason: str | None, tmp_path: Path
 ) -> None:
     from gguf import GGUFWriter
@@ -56,7 +56,9 @@ def test_gguf_files(
         {"model": None},
     ],
 )
-def test_a_tokenizer_that_openvino_cannot_imitate(changes: Any, tmp_path: Path) -> None:
+def test_a_tokenizer_that_openvino_cannot_reproduce_is_refused(
+    changes: Any, tmp_path: Path
+) -> None:
     write_tiny_model(tmp_path, "qwen2")
     path = tmp_path / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -67,7 +69,7 @@ def test_a_tokenizer_that_openvino_cannot_imitate(changes: Any, tmp_path: Path) 
         check_embedded(policy_files(str(tmp_path)))
 
 
-def test_a_folders_tokenizer_is_written_with_all_that_it_has(tmp_path: Path) -> None:
+def test_the_export_writes_the_whole_tokenizer_of_a_folder(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "m", "qwen2")
     export_gguf(model, tmp_path / "m", tmp_path / "m.gguf", "f16")
     keys = ("tokens", "token_type", "merges", "pre", "eos_token_id", "padding_token_id")

@@ -1,4 +1,4 @@
-"""Embeddings: what the model alone says of each step, read once, and kept."""
+"""Embeddings of steps: equal to the model's own states, computed once, and cached."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from weights.embedding import FrozenEncoder, Prefix, base_of
 from weights.policy_files import PACKAGED, load_tokenizer, packaged_gguf
 from weights.vectors import Vector
 
-# Siblings of two states of one instruction, one the beginning of another; and one longer than all.
+# Siblings of two states of one instruction, one a prefix of another; and one long sequence.
 SEQUENCES: list[Tokens] = [
     (1, 2, 3, 4, 5, 6, 7),
     (1, 2, 3, 4, 5, 6),
@@ -57,13 +57,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("model", "trees"), [(llama, True), (bert, False), (mistral, False)])
 @pytest.mark.parametrize("batch_tokens", [1, 20, 1000])
-def test_a_batch_gives_what_each_sequence_gives_alone(
+def test_batched_last_states_equal_those_of_single_sequences(
     model: Any, trees: bool, batch_tokens: int
 ) -> None:
     torch.manual_seed(0)
     plain = model()
     backbone = Backbone(plain)
-    assert backbone.reads_trees is trees, "a token that sees what follows it has no place in a tree"
+    assert backbone.reads_trees is trees, "only full causal attention can read trees"
     found: dict[Tokens, Vector] = {}
     for read in backbone.last_states(SEQUENCES, batch_tokens):
         found |= read
@@ -74,7 +74,7 @@ def test_a_batch_gives_what_each_sequence_gives_alone(
         assert found[sequence].dtype == np.float32
 
 
-def test_what_siblings_share_is_read_once() -> None:
+def test_shared_prefixes_of_siblings_are_encoded_once() -> None:
     plain, read = llama(), list[int]()
     backbone = Backbone(plain)
     plain.layers[0].register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
@@ -84,7 +84,7 @@ def test_what_siblings_share_is_read_once() -> None:
 
 
 class Counted:
-    """Counts what a backbone is asked to read; may be killed after some batches."""
+    """Records the sequences that backbones encode; can interrupt them after some batches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, batches: int | None = None) -> None:
         self.read: list[Tokens] = []
@@ -102,7 +102,7 @@ class Counted:
         monkeypatch.setattr(Backbone, "last_states", counted)
 
 
-def test_each_distinct_step_is_read_once_and_then_never_again(
+def test_each_distinct_step_is_encoded_once_and_then_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, counted = str(write_tiny_folder(tmp_path / "tiny")), Counted(monkeypatch)
@@ -112,16 +112,16 @@ def test_each_distinct_step_is_read_once_and_then_never_again(
     assert np.array_equal(first[6], first[2])
     assert sorted(counted.read) == sorted(SEQUENCES)
     with monkeypatch.context() as patch:
-        patch.setattr(Backbone, "load", lambda files: pytest.fail("nothing was to be read"))
+        patch.setattr(Backbone, "load", lambda files: pytest.fail("loads a model for cached steps"))
         again = FrozenEncoder(folder).embed(asked[::-1])
     assert np.array_equal(again[::-1], first)
     other = write_tiny_folder(tmp_path / "other")
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
     FrozenEncoder(str(other)).embed(SEQUENCES)
-    assert len(counted.read) == 2 * len(SEQUENCES), "of other weights nothing is known"
+    assert len(counted.read) == 2 * len(SEQUENCES), "other weights have no cached vectors"
 
 
-def test_a_stopped_reading_goes_on_where_it_was(
+def test_a_stopped_embedding_resumes_with_the_remaining_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(write_tiny_folder(tmp_path / "tiny"))
@@ -135,7 +135,7 @@ def test_a_stopped_reading_goes_on_where_it_was(
     assert sorted(stopped.read + rest.read) == sorted(SEQUENCES)
 
 
-def test_a_damaged_vector_is_read_again_and_said(
+def test_a_damaged_vector_is_recomputed_and_logged(
     tmp_path: Path,
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +158,7 @@ def test_a_damaged_vector_is_read_again_and_said(
     assert "damaged" in caplog.text
 
 
-def test_a_step_is_read_as_the_tokens_that_a_policy_is_trained_on() -> None:
+def test_the_tokens_of_a_step_equal_those_of_policy_training() -> None:
     tokenizer = load_tokenizer(packaged_gguf())
     messages = (Message("system", "Answer."), Message("user", "Question: Where is Ōsaka?"))
     texts = ("<search>Ōsaka</search>", "<refuse/>")
@@ -167,7 +167,7 @@ def test_a_step_is_read_as_the_tokens_that_a_policy_is_trained_on() -> None:
     assert tokens == [(*one.prompt, *one.target) for one in examples]
 
 
-def test_an_encoder_without_a_template_reads_the_bare_texts(tmp_path: Path) -> None:
+def test_an_encoder_without_a_chat_template_gets_the_plain_texts(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -185,7 +185,7 @@ def test_an_encoder_without_a_template_reads_the_bare_texts(tmp_path: Path) -> N
         encoder.embed([(1,) * 513])
 
 
-def test_the_base_of_a_policy_is_what_its_adapters_sit_on(tmp_path: Path) -> None:
+def test_base_of_returns_the_model_below_the_adapters(tmp_path: Path) -> None:
     assert base_of("models/smollm2-135m-atlas") == PACKAGED
     folder = write_tiny_folder(tmp_path / "tiny")
     assert base_of(str(folder)) == str(folder)

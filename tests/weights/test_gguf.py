@@ -1,4 +1,4 @@
-"""GGUF files and policy folders, on a Llama small enough to be made here."""
+"""GGUF files and policy folders, with a tiny random Llama."""
 
 import json
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_transformers_reads_back_the_exported_weights(
         np.testing.assert_allclose(value, exported[name].half().float(), atol=0, err_msg=name)
 
 
-def test_rewriting_changes_precision_and_nothing_else(
+def test_rewriting_changes_only_the_precision_and_drops_the_digest(
     llama: Any, metadata: Path, tmp_path: Path
 ) -> None:
     half, eighth = tmp_path / "half.gguf", tmp_path / "eighth.gguf"
@@ -93,7 +93,7 @@ def test_rewriting_changes_precision_and_nothing_else(
     rewrite_gguf(half, eighth, "q8_0")
     assert (gguf_precision(half), gguf_precision(eighth)) == ("f16", "q8_0")
     assert gguf_metadata(half, DIGEST_KEY) == ("d1",)
-    assert gguf_metadata(eighth, DIGEST_KEY) == (None,)  # other numbers: another policy
+    assert gguf_metadata(eighth, DIGEST_KEY) == (None,)  # rounded weights are another policy
     keys = ("tokenizer.ggml.tokens", "tokenizer.chat_template", "llama.context_length")
     assert gguf_metadata(half, *keys) == gguf_metadata(metadata, *keys)
     assert gguf_metadata(eighth, *keys) == gguf_metadata(metadata, *keys)
@@ -111,7 +111,7 @@ def test_model_of_other_sizes_is_refused_and_leaves_no_file(metadata: Path, tmp_
     assert sorted(tmp_path.iterdir()) == [metadata]
 
 
-def test_failed_write_keeps_the_file_that_was_there(
+def test_failed_write_keeps_the_previous_file(
     llama: Any, metadata: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "policy.gguf"
@@ -127,7 +127,7 @@ def test_failed_write_keeps_the_file_that_was_there(
     assert {p.name for p in tmp_path.iterdir()} == {"policy.gguf", "metadata.gguf"}
 
 
-def test_policy_gguf_beside_other_weights_is_not_used(
+def test_policy_gguf_of_older_weights_is_not_used(
     llama: Any, metadata: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
@@ -151,7 +151,7 @@ def test_policy_gguf_beside_other_weights_is_not_used(
 def policy(
     llama: Any, metadata: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> PolicyFiles:
-    """Merged weights, with a cache of one's own."""
+    """Policy of merged weights, with a separate cache."""
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: metadata)
     monkeypatch.setattr("weights.policy_gguf.load_policy", lambda files: (llama, None))
@@ -159,7 +159,7 @@ def policy(
     return policy_files(str(tmp_path / "policy"))
 
 
-def test_bits_that_flip_in_the_cache_reach_no_engine(policy: PolicyFiles) -> None:
+def test_a_cached_gguf_with_flipped_bits_is_rebuilt(policy: PolicyFiles) -> None:
     random, said = Random(0), list[str]()
     made = ensure_gguf(policy, "f16", said.append)
     whole = made.read_bytes()
@@ -172,7 +172,7 @@ def test_bits_that_flip_in_the_cache_reach_no_engine(policy: PolicyFiles) -> Non
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_a_cached_file_that_is_not_as_it_was_written(policy: PolicyFiles, harm: Harm) -> None:
+def test_a_damaged_cached_gguf_or_seal_is_rebuilt(policy: PolicyFiles, harm: Harm) -> None:
     said = list[str]()
     made = ensure_gguf(policy, "f16", said.append)
     whole = made.read_bytes()
@@ -184,7 +184,7 @@ def test_a_cached_file_that_is_not_as_it_was_written(policy: PolicyFiles, harm: 
 
 
 @pytest.mark.parametrize("harm", [flipped, cut, emptied, lost], ids=lambda harm: harm.__name__)
-def test_an_export_that_changed_is_not_used(
+def test_a_changed_export_is_not_used(
     policy: PolicyFiles, harm: Harm, llama: Any, tmp_path: Path
 ) -> None:
     exported = tmp_path / "policy" / "policy.gguf"
@@ -213,7 +213,7 @@ def digest_of(folder: Path) -> str:
     return policy_digest(policy_files(str(folder)), "f16")
 
 
-def test_digest_follows_what_the_model_says_and_not_where_it_lies(tmp_path: Path) -> None:
+def test_digest_depends_on_the_content_and_not_on_paths(tmp_path: Path) -> None:
     base = tmp_path / "base.gguf"
     base.write_bytes(b"base")
     for name, content, config in (
@@ -241,7 +241,9 @@ def test_digest_follows_what_the_model_says_and_not_where_it_lies(tmp_path: Path
     ("record", "says"),
     [("{}", "training.json must name"), ('{"base": "packaged", "chain": ["../no"]}', "missing")],
 )
-def test_adapter_without_its_ground_is_refused(tmp_path: Path, record: str, says: str) -> None:
+def test_adapter_without_its_base_or_chain_is_refused(
+    tmp_path: Path, record: str, says: str
+) -> None:
     adapter(tmp_path, b"A")
     (tmp_path / "training.json").write_text(record)
     with pytest.raises(ConfigError, match=says):

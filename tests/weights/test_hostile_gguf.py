@@ -1,4 +1,4 @@
-"""GGUF files that are damaged: a sentence."""
+"""Damaged GGUF files are refused with a readable message."""
 
 import struct
 from pathlib import Path
@@ -21,7 +21,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES)
-def test_a_damaged_file(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_gguf_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "policy.gguf"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"policy\.gguf: cannot be read as GGUF"):
@@ -30,14 +30,14 @@ def test_a_damaged_file(content: bytes, tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
-def test_a_file_that_was_cut_off_in_its_weights(tmp_path: Path) -> None:
+def test_a_gguf_with_truncated_weights_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy.gguf"
     path.write_bytes(packaged_gguf().read_bytes()[:-1000])
     with pytest.raises(ConfigError, match="cannot be read as GGUF"):
         open_gguf(path)
 
 
-def test_a_file_that_is_a_pipe(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_gguf_is_refused(tmp_path: Path) -> None:
     pipe(tmp_path / "policy.gguf", tmp_path / "outside")
     with pytest.raises(ConfigError, match="is a pipe"):
         open_gguf(tmp_path / "policy.gguf")

@@ -1,4 +1,4 @@
-"""What a `model` names: folders, shards, hub names; and whose tokenizer goes with the weights."""
+"""How a `model` is resolved: folders, shards, hub names, adapters and tokenizers."""
 
 import hashlib
 import json
@@ -27,7 +27,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
-def test_shards_are_weights_and_a_missing_one_is_told(weights: Path, tmp_path: Path) -> None:
+def test_shards_are_hashed_as_weights_and_a_missing_one_is_reported(
+    weights: Path, tmp_path: Path
+) -> None:
     sharded = tmp_path / "sharded"
     model, _ = load_policy(policy_files(str(weights)))
     model.save_pretrained(str(sharded), max_shard_size="3MB")
@@ -44,7 +46,7 @@ def test_weights_keep_their_own_tokenizer(weights: Path, tmp_path: Path) -> None
     own = tmp_path / "own"
     shutil.copytree(weights, own)
     _, shared = load_policy(policy_files(str(weights)))
-    tokenizer = deepcopy(shared)  # other tests read the packaged model's only once
+    tokenizer = deepcopy(shared)  # the cached one is shared by all tests
     tokenizer.chat_template = "{{ messages[0].content }}!"
     tokenizer.save_pretrained(str(own))
     _, found = load_policy(policy_files(str(own)))
@@ -77,7 +79,7 @@ def test_a_hub_base_is_pinned_in_the_record(
     assert asked[-1] == "hub:owner/name@0123abc"
 
 
-def test_a_base_is_found_from_a_folder_behind_a_link(weights: Path, tmp_path: Path) -> None:
+def test_a_base_is_found_from_a_symlinked_folder(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "disk" / "deep").mkdir(parents=True)
     (tmp_path / "models").symlink_to(tmp_path / "disk" / "deep")
     trained = tmp_path / "models" / "dpo"
@@ -92,7 +94,9 @@ def test_a_base_is_found_from_a_folder_behind_a_link(weights: Path, tmp_path: Pa
         assert policy_files(str(trained)).base.samefile(start)
 
 
-def test_a_hub_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_hub_and_a_malformed_hub_name_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="hub:nobody/nothing from the Hugging Face hub"):
         policy_files("hub:nobody/nothing")
@@ -101,7 +105,7 @@ def test_a_hub_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_hub_model_is_downloaded_if_only_its_tokenizer_is_here(
+def test_a_hub_model_is_downloaded_if_its_weights_are_missing(
     sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -129,7 +133,7 @@ SAVED = "adapter/adapter_model.safetensors"
 
 @pytest.fixture
 def adapted(weights: Path, tmp_path: Path) -> Path:
-    """A policy folder with an adapter; `training.json` was made by hand."""
+    """Policy folder with an adapter and a hand-written `training.json`."""
     from peft import LoraConfig, get_peft_model
 
     model, _ = load_policy(policy_files(str(weights)))
@@ -150,7 +154,7 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def test_an_adapter_that_is_not_the_recorded_one_is_refused(adapted: Path) -> None:
+def test_an_adapter_that_differs_from_its_recorded_digest_is_refused(adapted: Path) -> None:
     load_policy(policy_files(str(adapted)))
     digest = hashlib.sha256((adapted / SAVED).read_bytes()).hexdigest()
     record(adapted, digests={"adapter": digest})
@@ -161,7 +165,9 @@ def test_an_adapter_that_is_not_the_recorded_one_is_refused(adapted: Path) -> No
             load(str(adapted))
 
 
-def test_the_adapters_below_are_compared_with_their_record(adapted: Path, tmp_path: Path) -> None:
+def test_chain_adapters_are_compared_with_their_recorded_digests(
+    adapted: Path, tmp_path: Path
+) -> None:
     digest = hashlib.sha256((adapted / SAVED).read_bytes()).hexdigest()
     above = tmp_path / "above"
     shutil.copytree(adapted, above)
@@ -205,7 +211,7 @@ def test_an_adapter_with_more_tensors_is_refused(adapted: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["atlas", "atlas-evo-rag", "general"])
-def test_the_shipped_adapters_are_the_recorded_ones(start: str) -> None:
+def test_shipped_adapters_match_their_recorded_digests(start: str) -> None:
     folder = Path(__file__).resolve().parents[2] / "models" / f"smollm2-135m-{start}"
     recorded = json.loads((folder / "training.json").read_text())["digests"]["adapter"]
     assert hashlib.sha256((folder / SAVED).read_bytes()).hexdigest() == recorded

@@ -1,4 +1,4 @@
-"""The tree of shared beginnings, against what it stands for."""
+"""The prefix tree, compared with the sequences that it encodes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_siz
 
 
 @given(SEQUENCES)
-def test_paths_spell_the_sequences_at_their_own_positions(
+def test_paths_hold_the_sequences_and_their_positions(
     sequences: list[tuple[int, ...]],
 ) -> None:
     tree = prefix_tree(sequences)
@@ -19,7 +19,7 @@ def test_paths_spell_the_sequences_at_their_own_positions(
 
 
 @given(SEQUENCES)
-def test_a_token_sees_its_own_past_and_nothing_else(sequences: list[tuple[int, ...]]) -> None:
+def test_a_token_attends_to_exactly_its_own_prefix(sequences: list[tuple[int, ...]]) -> None:
     tree = prefix_tree(sequences)
     for path in tree.paths:
         for depth, place in enumerate(path):
@@ -28,6 +28,6 @@ def test_a_token_sees_its_own_past_and_nothing_else(sequences: list[tuple[int, .
 
 
 @given(SEQUENCES)
-def test_what_is_shared_stands_there_once(sequences: list[tuple[int, ...]]) -> None:
+def test_each_distinct_prefix_has_exactly_one_token(sequences: list[tuple[int, ...]]) -> None:
     prefixes = {s[: n + 1] for s in sequences for n in range(len(s))}
     assert len(prefix_tree(sequences).tokens) == len(prefixes)

@@ -1,4 +1,4 @@
-"""Packed batches give what whole sequences give: log-probabilities and gradients."""
+"""Packed batches give the log-probabilities and gradients of whole sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,8 +21,8 @@ from weights.tree_attention import TREE_SDPA, subtrees
 
 Batch = Callable[[Sequence[StepTokens], int], dict[str, Any]]
 
-# Two states of one instruction and one without it; siblings of several lengths, one the beginning
-# of another, one there twice.
+# Two states of one instruction and one without it; siblings of several lengths, one a prefix of
+# another, one repeated.
 ROWS = [
     StepTokens((1, 2, 3, 4), (5, 6, 7)),
     StepTokens((1, 2, 3, 4), (5, 6)),
@@ -35,14 +35,14 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def compiles_nothing() -> Iterator[None]:
-    """FlexAttention is compiled for a GPU; here its plain form tells the same, in no time."""
+def eager_mode() -> Iterator[None]:
+    """Runs FlexAttention uncompiled: equal results without the time to compile."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
 
 def tiny(attention: str, kind: str = "llama") -> Any:
-    """A random model with a random LoRA; small attention heads, shared by two queries."""
+    """Returns a random model with a random LoRA; two query heads share a small key-value head."""
     plain = random_model(kind, num_hidden_layers=3)
     enable_packed_forward(plain)
     assert plain.config._attn_implementation in (attention, TREE_SDPA, "flex_attention")
@@ -53,7 +53,7 @@ def tiny(attention: str, kind: str = "llama") -> Any:
 
 
 def step_logps(model: Any, batch: dict[str, Any]) -> Any:
-    """(rows,) log-probability of each step, as any causal model of transformers gives it."""
+    """Returns the log-probability of each step, (rows,), from a causal model's logits."""
     said = batch.pop("completion_mask")[:, 1:]
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
     scores = model(**batch, use_cache=False).logits[:, :-1].log_softmax(-1)
@@ -62,7 +62,7 @@ def step_logps(model: Any, batch: dict[str, Any]) -> Any:
 
 
 def gradients(model: Any, batch: Batch) -> dict[str, Any]:
-    """Of a loss in which every row has a weight of its own."""
+    """Returns the gradients of a loss that weights every row differently."""
     model.zero_grad()
     logps = step_logps(model, batch(ROWS, 0))
     (logps * torch.linspace(-1, 2, len(ROWS), device=logps.device)).sum().backward()
@@ -72,7 +72,7 @@ def gradients(model: Any, batch: Batch) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager", "flex_attention"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_log_probabilities_are_those_of_the_whole_sequences(
+def test_packed_log_probabilities_equal_those_of_the_whole_sequences(
     attention: str, kind: str
 ) -> None:
     with torch.no_grad():
@@ -82,7 +82,7 @@ def test_packed_log_probabilities_are_those_of_the_whole_sequences(
 
 
 @pytest.mark.parametrize("most_scores", [0, 2**20])
-def test_bfloat16_on_a_cpu_gives_the_same_within_its_rounding(
+def test_bfloat16_on_a_cpu_matches_float32_within_rounding(
     most_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiplied = Mock(wraps=tree_attention._multiplied)
@@ -97,7 +97,7 @@ def test_bfloat16_on_a_cpu_gives_the_same_within_its_rounding(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager"])
-def test_packed_gradients_are_those_of_the_whole_sequences(attention: str) -> None:
+def test_packed_gradients_equal_those_of_the_whole_sequences(attention: str) -> None:
     model = tiny(attention)
     whole, packed = gradients(model, padded_batch), gradients(model, packed_batch)
     assert len(whole) == 2 * 3 * 7, "both matrices of every linear layer learn"
@@ -110,7 +110,7 @@ def test_packed_gradients_are_those_of_the_whole_sequences(attention: str) -> No
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1),
     st.integers(1, 12),
 )
-def test_parts_of_a_tree_see_what_the_whole_tree_shows_them(
+def test_subtrees_cover_all_tokens_that_the_whole_tree_attends_to(
     sequences: list[tuple[int, ...]], small: int
 ) -> None:
     ends = prefix_tree(sequences).ends
@@ -126,7 +126,7 @@ def test_parts_of_a_tree_see_what_the_whole_tree_shows_them(
             assert len(set(ends[part.start : part.stop])) == 1, "a large part is a single chain"
 
 
-def test_a_tree_is_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_attention_runs_per_subtree(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[tuple[int, int]] = []
     real = torch.nn.functional.scaled_dot_product_attention
 
@@ -138,16 +138,16 @@ def test_a_tree_is_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_attention.subtrees, "__defaults__", (3,))
     with torch.no_grad():
         step_logps(tiny(TREE_SDPA), packed_batch(ROWS, 0))
-    # Tokens and what they may see: 1 2, 3 4 5 6, 9, and behind it 4 and 5 6 7 8; then 50 3.
+    # Numbers of queries and keys, for 1 2; 3 4 5 6; 9; after it 4, and 5 6 7 8; then 50 3.
     assert lengths == [(2, 2), (4, 6), (1, 3), (1, 4), (4, 7), (2, 2)] * 3, "in each layer"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_compiled_flex_attention_gives_the_same_on_a_gpu(precision: Any) -> None:
+def test_compiled_flex_attention_matches_sdpa_on_a_gpu(precision: Any) -> None:
     many = [StepTokens((*range(1, 60), n), tuple(range(n, n + 20))) for n in range(20)]
     sdpa, flex = tiny("sdpa").cuda(), tiny("flex_attention").cuda()
-    error = 1e-3 if precision == torch.float32 else 0.3  # nats a step, of 20 tokens
+    error = 1e-3 if precision == torch.float32 else 0.3  # nats per step of 20 tokens
     with torch.compiler.set_stance("default"), torch.autocast("cuda", precision):
         for rows in (ROWS, many):
             whole = step_logps(sdpa, padded_batch(rows, 0))
@@ -159,7 +159,7 @@ def test_compiled_flex_attention_gives_the_same_on_a_gpu(precision: Any) -> None
                 torch.testing.assert_close(packed[name], gradient, rtol=1e-2, atol=1e-3, msg=name)
 
 
-def test_siblings_do_not_see_each_other() -> None:
+def test_siblings_do_not_attend_to_each_other() -> None:
     model = tiny("sdpa")
     other = [*ROWS[:2], StepTokens((1, 2, 3, 4), (77, 78, 79, 80)), *ROWS[3:]]
     with torch.no_grad():
@@ -169,18 +169,18 @@ def test_siblings_do_not_see_each_other() -> None:
     assert changed.tolist() == [row is not mine for row, mine in zip(other, ROWS, strict=True)]
 
 
-def test_a_shared_prompt_is_read_once() -> None:
+def test_a_shared_prompt_is_encoded_once() -> None:
     read: list[int] = []
     model = tiny("sdpa")
     layer = model.get_base_model().model.layers[0]
     layer.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
     with torch.no_grad():
         step_logps(model, packed_batch(ROWS, 0))
-    # 1 2 | 3 4 | 5 6 and 9 | 5 6 7 8 | 4 and 50 | 3: last tokens of steps predict nothing.
+    # 1 2 | 3 4 | 5 6 and 9 | 5 6 7 8 | 4 and 50 | 3. A step's last token predicts no other.
     assert read == [2 + 2 + 2 + 1 + 4 + 1 + 1 + 1]
 
 
-def test_a_model_that_cannot_share_prompts_is_refused_with_the_way_out() -> None:
+def test_a_sliding_window_model_is_refused_with_a_hint() -> None:
     sliding = MistralForCausalLM(
         MistralConfig(
             vocab_size=9,

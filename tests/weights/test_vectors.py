@@ -1,4 +1,4 @@
-"""A cache of vectors: read back as written, by several processes, and never from a damaged file."""
+"""The vector cache: read back unchanged, shared by processes, never read from damaged data."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ def vectors(n: int, first: int = 0) -> dict[bytes, Vector]:
     }
 
 
-def kept(path: Path, keys: list[bytes], said: list[str] | None = None) -> dict[bytes, Vector]:
+def cached(path: Path, keys: list[bytes], said: list[str] | None = None) -> dict[bytes, Vector]:
     with VectorCache(path, (said if said is not None else []).append) as cache:
         return cache.get(keys)
 
@@ -32,15 +32,15 @@ def same(one: dict[bytes, Vector], other: dict[bytes, Vector]) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 
-def test_what_was_put_is_found_by_its_key_alone(tmp_path: Path) -> None:
+def test_stored_vectors_are_found_by_their_keys_only(tmp_path: Path) -> None:
     path, put = tmp_path / "deep" / "one.sqlite", vectors(1200)
     with VectorCache(path, print) as cache:
         cache.put(put)
-    assert same(kept(path, [*put, b"never"]), put)
+    assert same(cached(path, [*put, b"never"]), put)
 
 
 @pytest.mark.parametrize("harm", ["cut", "text", "middle"])
-def test_a_damaged_database_is_told_and_begun_anew(tmp_path: Path, harm: str) -> None:
+def test_a_damaged_database_is_logged_and_recreated(tmp_path: Path, harm: str) -> None:
     path, put = tmp_path / "one.sqlite", vectors(300)
     with VectorCache(path, print) as cache:
         cache.put(put)
@@ -48,7 +48,7 @@ def test_a_damaged_database_is_told_and_begun_anew(tmp_path: Path, harm: str) ->
     middle = content[:4096] + b"\xff" * (len(content) - 8192) + content[-4096:]
     path.write_bytes({"cut": content[:5000], "text": b"no database" * 99, "middle": middle}[harm])
     said: list[str] = []
-    assert kept(path, list(put), said) == {}
+    assert cached(path, list(put), said) == {}
     assert ["damaged" in line for line in said] == [True]
     with VectorCache(path, said.append) as cache:
         cache.put(put)
@@ -64,12 +64,12 @@ def test_a_vector_that_changed_on_disk_counts_as_missing(tmp_path: Path) -> None
         connection.execute("UPDATE vectors SET vector = zeroblob(200) WHERE key = ?", (b"key 1",))
     connection.close()
     said: list[str] = []
-    assert sorted(kept(path, list(put), said)) == [b"key 0", b"key 2"]
+    assert sorted(cached(path, list(put), said)) == [b"key 0", b"key 2"]
     assert "recomputing 1 damaged vectors" in said[0]
 
 
-def test_bits_that_flip_anywhere_change_no_vector(tmp_path: Path) -> None:
-    """Half of them in the header and the table of tables, where each bit decides much."""
+def test_flipped_bits_never_change_a_returned_vector(tmp_path: Path) -> None:
+    """Half of the flips hit the header and the schema table, where a bit matters most."""
     path, put, random = tmp_path / "one.sqlite", vectors(40), Random(3)
     with VectorCache(path, print) as cache:
         cache.put(put)
@@ -97,7 +97,7 @@ def _put_for_ever(path: Path, first: int, begun: Event) -> None:
             begun.set()
 
 
-def test_a_killed_writer_leaves_whole_batches_to_another_one(tmp_path: Path) -> None:
+def test_killed_writers_leave_only_whole_batches(tmp_path: Path) -> None:
     path, spawn = tmp_path / "one.sqlite", multiprocessing.get_context("fork")
     begun = [spawn.Event() for _ in range(2)]
     writers = [
@@ -118,10 +118,10 @@ def test_a_killed_writer_leaves_whole_batches_to_another_one(tmp_path: Path) -> 
     with sqlite3.connect(path) as connection:
         (rows,) = connection.execute("SELECT count(*) FROM vectors").fetchone()
     connection.close()
-    assert rows % 20 == 0, "a batch is there whole or not at all"
+    assert rows % 20 == 0, "a batch is stored whole or not at all"
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         VectorCache(tmp_path / "file" / "one.sqlite", print)
