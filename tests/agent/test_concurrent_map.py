@@ -74,20 +74,14 @@ async def test_a_reached_limit_does_not_stop_the_other_items() -> None:
 
 
 async def test_an_error_of_the_item_source_ends_the_running_work() -> None:
-    cancelled: list[int] = []
-
     def items() -> Iterator[int]:
         yield 0
         raise ValueError("damaged")
 
     async def work(number: int) -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.append(number)
+        await asyncio.Event().wait()
         return number
 
     with pytest.raises(ValueError, match="damaged"):
         [n async for n in map_concurrently(items(), work, 2)]
-    assert cancelled == [] or cancelled == [0]
     assert len(asyncio.all_tasks()) == 1

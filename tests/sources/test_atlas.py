@@ -128,6 +128,17 @@ def test_only_unanswerable_questions_have_no_answers(
         assert bool(question.answers) == question.answerable
 
 
+def test_no_passage_is_about_what_unanswerable_questions_ask(
+    questions: dict[str, list[Question]], corpus: dict[str, Passage]
+) -> None:
+    subjects = ("mayor", "founded", "football", "flows", "above the sea")
+    unanswerable = [question for question in questions["dev"] if not question.answerable]
+    assert unanswerable
+    assert all(any(word in one.question for word in subjects) for one in unanswerable)
+    texts = [passage.text.lower() for passage in corpus.values()]
+    assert not [text for text in texts if any(word in text for word in subjects)]
+
+
 def test_references_are_the_supporting_passages_among_neighbours(
     questions: dict[str, list[Question]], corpus: dict[str, Passage]
 ) -> None:

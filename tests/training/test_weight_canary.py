@@ -116,5 +116,5 @@ class Spoilt(TrainedEngine):
 )
 async def test_missing_or_non_finite_logprobs_stop_the_training(spoil: Any, start: Any) -> None:
     spoilt = Spoilt(lambda _: "It is a number.", weights=start, spoil=spoil)
-    with pytest.raises(TrainingError):
+    with pytest.raises(TrainingError, match="log-probabilities"):
         await Canary(PROMPTS, 0.06).check(spoilt, start)
