@@ -7,7 +7,8 @@ ledger. Rebuilds damaged or lost trees, pairs and questions from the ledger; thi
 rebuilt part must have its committed hash, or nothing is changed. Parts that another stage can
 recompute without calls (evaluations, relabelled pairs) leave the manifest, and the stage to run is
 printed. Damaged question states are rebuilt from the calls. `--drop-damaged` removes damaged calls
-from the ledger, so that they can be made and paid a second time. With `--dry-run` nothing is changed.
+from the ledger, so that they can be made and paid a second time. With `--dry-run` nothing is
+changed.
 """
 
 import asyncio
