@@ -95,7 +95,7 @@ def assert_refused(ended: Ended, *said: str) -> None:
         ({"base": "packaged", "chain": ["adapter"] * 5000}, "more than 64 adapters in a chain"),
         ({"base": "../nothing"}, "does not exist"),
         ({"base": "x" * 5000}, "cannot be read"),
-        ({"base": "x\0y"}, ""),
+        ({"base": "x\0y"}, "does not exist"),
         ({"base": "/dev/zero"}, "does not exist"),
         ({"base": "packaged", "chain": 5}, "must name the base of the adapter"),
         ({"base": "packaged", "chain": ["x" * 5000]}, "cannot be read"),
