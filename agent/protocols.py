@@ -29,6 +29,6 @@ def protocol_of(settings: AgentSettings) -> AgentProtocol:
     """Returns the protocol that a recipe's `agent:` block names, with its settings.
 
     Raises:
-        KeyError: If the protocol is unknown (`runs.recipe_checks` rejects unknown names).
+        KeyError: If the name was not validated by `AgentSettings`.
     """
     return PROTOCOLS[settings.protocol](settings)
