@@ -16,8 +16,10 @@ from weights import policy_files
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-# A shell's background jobs ignore Ctrl-C, and so would the processes that tests interrupt.
+# A shell's background jobs ignore Ctrl-C, those of `nohup` ignore a hangup, and so would the
+# processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Reading the packaged tokenizer takes seconds. Patched here, before a test module imports it.
 setattr(policy_files, "load_tokenizer", cache(policy_files.load_tokenizer))  # noqa: B010
