@@ -17,7 +17,7 @@ from dataclasses import replace
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, train_arm
 from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.real_dpo import DPO
-from experiments.report import Claim, Stratum, write_report
+from experiments.report import Claim, Stratum, known_mean, write_report
 from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import existing_run
 from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
@@ -96,8 +96,8 @@ def asked(runner: StudyRunner, arm: Arm) -> EvaluatedArm:
 
 def dev_em(done: EvaluatedArm) -> float:
     """Returns the mean EM over seeds; −1 in a dry run, which evaluates nothing."""
-    every = [row.em for rows in done.predictions.values() for row in rows if row.em is not None]
-    return sum(every) / len(every) if every else -1.0
+    em = known_mean(row.em for rows in done.predictions.values() for row in rows)
+    return -1.0 if em is None else em
 
 
 def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from fake_study_runner import Command, Pretended, pretended
+from fake_study_runner import Pretended, pretended
 from sample_records import a_prediction
 
 from experiments import arms, fresh_rollouts, recipes
@@ -47,9 +46,14 @@ def runner_in(folder: Path) -> Pretended:
     return Pretended(runner.context, (0,))
 
 
-def changed(command: Command, base: Command) -> dict[str, Any]:
-    """Returns the settings of a command that differ from those of the base."""
-    return {k: v for k, v in command.settings.items() if base.settings.get(k) != v}
+def test_every_arm_is_evaluated_on_dev_alone(tmp_path: Path, requested_rollouts: list[int]) -> None:
+    runner = runner_in(tmp_path)
+    recipes.recipes(runner)
+    splits = [
+        command.settings["evaluation.split"] for command in runner.ran if command.stage == "eval"
+    ]
+    assert len(splits) >= len(recipes.TRIED)
+    assert set(splits) == {"dev"}
 
 
 def test_the_second_round_uses_the_best_policy(
