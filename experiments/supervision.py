@@ -50,7 +50,7 @@ ONE_PASS = 10
 
 RIGHT = {"examples": "right"}
 TREES = {"rollouts": "trees"}
-PLUS = {"algorithm": "reinforce++"}
+PLUS = {"algorithm": "reinforce++", "aggregation": "token"}
 ON_TREES = (
     Arm("dpo", "train-dpo", training={"lr": 1e-4}, label=NAME),
     Arm("sft-chosen", "train-sft", training={"lr": 3e-4}, label=NAME),

@@ -158,6 +158,11 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
             "training.grpo.ratio: trees store no log-probabilities of the engine. Set ratio: "
             "trainer"
         )
+    if settings.stages or settings.eval_every:
+        raise ConfigError(
+            "training.grpo.rollouts: trees is one training without evaluations. Set stages: [] and "
+            "eval_every: 0"
+        )
     check_relabelling(run, label)
     table = f"{pairs_table(label).rpartition('/')[0]}/labels" if label else "trees"
     check_relabelling_current(run, table)

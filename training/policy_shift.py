@@ -26,6 +26,7 @@ class PolicyShift:
         kl: Divergence in nats per step of the policy; see `training.preference.dpo.train_dpo`.
         margin: Margin of the implicit rewards, in nats times beta.
         accuracy: Share of the batch's pairs whose chosen side gained more, in [0, 1].
+        first_reward, reward: Reward of the rollouts, in outcome RL.
     """
 
     steps: int
@@ -34,12 +35,27 @@ class PolicyShift:
     kl: float | None
     margin: float | None
     accuracy: float | None
+    first_reward: float | None = None
+    reward: float | None = None
 
     @property
     def losses(self) -> str:
         """First and last loss, as text."""
-        first, last = ("–" if x is None else f"{x:.3f}" for x in (self.first_loss, self.loss))
-        return f"{first} → {last}"
+        return _ends(self.first_loss, self.loss)
+
+    @property
+    def learned(self) -> str:
+        """First and last reward if there are rewards, else losses, as text.
+
+        The loss of outcome RL is about 0 throughout.
+        """
+        if self.reward is None:
+            return f"loss {self.losses}"
+        return f"reward {_ends(self.first_reward, self.reward)}"
+
+
+def _ends(*values: float | None) -> str:
+    return " → ".join("–" if value is None else f"{value:.3f}" for value in values)
 
 
 def movement_of(model: Path) -> PolicyShift | None:
@@ -56,6 +72,8 @@ def movement_of(model: Path) -> PolicyShift | None:
         kl=_mean(last, "kl"),
         margin=_mean(last, "margin"),
         accuracy=_mean(last, "accuracy"),
+        first_reward=_mean(first, "reward"),
+        reward=_mean(last, "reward"),
     )
 
 

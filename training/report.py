@@ -25,7 +25,7 @@ class TrainingReport:
     """Result of a training.
 
     Attributes:
-        examples: Number of examples trained on.
+        examples: Number of examples trained on; in outcome RL, of rollouts.
         dropped: Number of examples that were too long.
         movement: Figures of the training's end; None without a curve.
         seconds: Seconds of training, over all attempts.
@@ -48,9 +48,9 @@ class TrainingReport:
 
     def summary(self) -> str:
         """Returns one line."""
-        moved = self.movement
-        loss = f", loss {moved.losses} (last quarter)" if moved else ""
-        return f"{self.examples} examples, {self.steps} steps, {self.seconds:.0f} s{loss}"
+        examples = "rollouts" if self.kind == "grpo" else "examples"
+        moved = f", {self.movement.learned} (first and last quarter)" if self.movement else ""
+        return f"{self.examples} {examples}, {self.steps} steps, {self.seconds:.0f} s{moved}"
 
     def totals(self) -> dict[str, Any]:
         """Returns the totals for `--json`."""

@@ -222,7 +222,8 @@ class GrpoSettings(OptimiserSettings):
         save_every: Batches between checkpoints.
         eval_every: Batches between greedy evaluations on `dev`; 0: never.
         rollouts: `fresh` ones, or the `trees` of `annotate`, whose steps are compared with
-            their siblings (`runs.training.tree_groups`).
+            their siblings (`runs.training.tree_groups`). With `trees`, `questions`, `group_size`
+            and `dynamic_sampling` have no effect.
         stages: Trainings in a row instead of one, each with a new optimiser; the reference stays
             the start of the first.
     """

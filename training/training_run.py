@@ -100,7 +100,7 @@ class TrainingRun:
 
         Args:
             trainer: Hugging Face trainer of a PEFT model, or of the start itself.
-            examples: Training examples.
+            examples: Training examples; in outcome RL, whatever decides the rollouts.
             given: Number of examples before the long ones were left out.
             lengths: Description of their lengths.
             scored: Called after training; scores the trained policy on held-out pairs.
@@ -132,7 +132,7 @@ class TrainingRun:
         lines = read_metrics(self.target)
         report = TrainingReport(
             kind=self.kind,
-            examples=len(examples),
+            examples=_rollouts(lines) if self.kind == "grpo" else len(examples),
             dropped=given - len(examples),
             steps=trainer.state.global_step,
             seconds=round(max(seconds, lines[-1].get("seconds", 0.0) if lines else 0.0), 1),
@@ -192,6 +192,10 @@ class TrainingRun:
         }
         canonical = json.dumps(parts, sort_keys=True).encode()
         return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def _rollouts(lines: Sequence[Mapping[str, Any]]) -> int:
+    return int(sum(line.get("rollouts", 0) for line in lines))
 
 
 def log_line(line: str) -> None:

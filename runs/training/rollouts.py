@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -27,7 +26,7 @@ from storage.ledger import Ledger
 from storage.records import Prediction, Question
 from training.grpo.advantages import has_spread
 from training.grpo.canary import Canary
-from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch, batch_indices
 from training.packing import StepTokens
 
 PATH = "grpo"
@@ -154,13 +153,11 @@ class Rollouts:
         """
         settings = self.recipe.training.grpo
         size = settings.batch_questions + settings.dynamic_sampling
-        window = []
-        for position in range(number * size, (number + 1) * size):
-            epoch, index = divmod(position, len(self.questions))
-            order = list(range(len(self.questions)))
-            random.Random(f"questions:{self.recipe.seed}:{epoch}").shuffle(order)
-            window.append((self.questions[order[index]], f"{PATH}/{number}/{epoch}"))
-        return window
+        seed = f"questions:{self.recipe.seed}"
+        return [
+            (self.questions[index], f"{PATH}/{number}/{epoch}")
+            for epoch, index in batch_indices(number, size, len(self.questions), seed)
+        ]
 
     async def _draw(
         self,
@@ -284,6 +281,7 @@ def _curve(finished: Sequence[ScoredRollout]) -> dict[str, float]:
             float(row.searches if row.retrievals is None else row.retrievals) for row in rows
         ],
         "valid_searches": [float(row.valid_searches) for row in rows],
+        "evaluated": [row.evaluated for row in rows],
         "copied": [row.copied for row in rows],
     }
     for name in dict.fromkeys(name for one in finished for name in one.outcome.components):

@@ -5,7 +5,6 @@ mean outcome of the rollouts at and below it. So a step is compared with the pol
 in the same state (Tree-GRPO; Ji et al. 2025, section 3.3, within a tree).
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -17,7 +16,7 @@ from runs.annotation.stored_trees import StoredTree, stored_trees
 from runs.folder import Run
 from storage.records import NO_PARENT, Question
 from training.grpo.advantages import has_spread
-from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch, batch_indices
 from training.packing import StepTokens
 from weights.chat_template import prompt_ids, target_ids
 
@@ -37,12 +36,8 @@ class TreeGroups:
 
     def collect(self, number: int, model: Any) -> RolloutBatch:
         """Returns batch `number`; `model` is not used."""
-        groups: list[Group] = []
-        for place in range(number * self.batch_questions, (number + 1) * self.batch_questions):
-            turn, index = divmod(place, len(self.trees))
-            order = list(range(len(self.trees)))
-            random.Random(f"trees:{self.seed}:{turn}").shuffle(order)
-            groups += self.trees[order[index]]
+        chosen = batch_indices(number, self.batch_questions, len(self.trees), f"trees:{self.seed}")
+        groups = [group for _, index in chosen for group in self.trees[index]]
         rewards = [one.reward for group in groups for one in group]
         return RolloutBatch(
             groups,

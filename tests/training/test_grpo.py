@@ -266,6 +266,7 @@ class TestAgainstTrl:
         (StepTokens((1, 2, 3, 100), (9, 8, 7)), 0.7),
         (StepTokens((1, 2, 3, 100), (6, WANTED)), -1.1),
         (StepTokens((1, 2, 101), (5, 4, 3, 2)), 0.4),
+        (StepTokens((1, 2, 101), (7, 3)), 0.0),  # of a group without spread
     )
 
     @pytest.mark.parametrize(
@@ -306,7 +307,10 @@ class TestAgainstTrl:
         randomise_adapter(trainer.model)
         rollouts = [Rollout("q", (PolicyCall(tokens),), 0.0) for tokens, _ in self.CALLS]
         advantages = [[a] * len(tokens.step) for tokens, a in self.CALLS]
-        rows = rows_of(rollouts, advantages, aggregation=trainer.settings.aggregation)
+        settings = trainer.settings
+        rows = rows_of(
+            rollouts, advantages, aggregation=settings.aggregation, has_kl=settings.beta > 0
+        )
         asked = [row.tokens for row in rows]
         reference = trainer._start_logps(asked) if trainer.settings.beta else {}
         before = OLD if stale else None

@@ -1,5 +1,6 @@
 """Training rows of rollouts: which tokens are trained on, and the weight of each."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.grpo.advantages import advantages_of
-from training.grpo.rollouts import PolicyCall, Rollout, TrainingRow, drawn, rows_of
+from training.grpo.rollouts import (
+    PolicyCall,
+    Rollout,
+    TrainingRow,
+    batch_indices,
+    drawn,
+    rows_of,
+)
 from training.packing import StepTokens
 from training.settings import GrpoSettings
 from weights.prefix_tree import prefix_tree
@@ -100,7 +108,7 @@ def test_drawn_rows_keep_the_engines_logprobs_and_kl_applies(
     assert (row.logprobs, row.kl_applies) == ((-0.5, -0.25), False)
 
 
-def test_groups_without_spread_and_single_rollouts_are_not_trained_on() -> None:
+def test_groups_without_spread_and_single_rollouts_have_no_advantages() -> None:
     groups = [
         [rollout(1, 1, question="a"), rollout(0, 1, question="a")],
         [rollout(1, 1, question="b"), rollout(1, 2, question="b")],
@@ -109,7 +117,36 @@ def test_groups_without_spread_and_single_rollouts_are_not_trained_on() -> None:
     ]
     for algorithm in ("grpo", "rloo"):
         found = advantages_of(groups, GrpoSettings(algorithm=algorithm))
-        assert [one.question_id for one, _ in found] == ["a", "a"]
+        assert [one.question_id for one, _ in found] == ["a", "a", "b", "b", "c"]
+        assert [one.question_id for one, own in found if any(own)] == ["a", "a"]
+
+
+def test_rollouts_without_advantages_count_in_the_mean_but_give_no_rows() -> None:
+    rollouts = [rollout(1, 2), rollout(0, 1), rollout(0.5, 3), rollout(0.2, 4)]
+    advantages = [[1.0, 1.0], [-1.0], [0.0] * 3, [0.0] * 4]
+    rows = rows_of(rollouts, advantages, has_kl=False)
+    assert [row.weight for row in rows] == [1 / (4 * 2), 1 / 4]
+    (token_weight,) = {
+        row.weight for row in rows_of(rollouts, advantages, aggregation="token", has_kl=False)
+    }
+    assert token_weight == 1 / 10
+    assert len(rows_of(rollouts, advantages)) == 4, "the divergence of all rollouts counts"
+
+
+def test_reinforce_does_not_amplify_the_rounding_of_equal_rewards() -> None:
+    groups = [[rollout(0.1, 1)] * 3, [rollout(1.0, 1)] * 3]
+    found = advantages_of(groups, GrpoSettings(algorithm="reinforce++"))
+    assert {advantage for _, own in found for advantage in own} == {0.0}
+
+
+@given(st.integers(0, 20), st.integers(1, 9), st.integers(1, 7))
+def test_batches_take_every_item_once_per_epoch(number: int, size: int, total: int) -> None:
+    drawn_so_far = [
+        chosen for n in range(number + 1) for chosen in batch_indices(n, size, total, "seed")
+    ]
+    assert len(set(drawn_so_far)) == len(drawn_so_far) == (number + 1) * size
+    epochs = Counter(epoch for epoch, _ in drawn_so_far)
+    assert all(epochs[epoch] == total for epoch in range(len(drawn_so_far) // total))
 
 
 def test_reinforce_returns_subtract_the_divergence_from_each_token_on() -> None:

@@ -17,6 +17,9 @@ Scale = Literal["std", "none"]
 EPSILON = 1e-4
 """Term added to the standard deviation of a group (TRL's value)."""
 
+ROUNDING = 1e-9
+"""Standard deviation of values below which they are equal: means of equal rewards round."""
+
 
 def has_spread(rewards: Sequence[float]) -> bool:
     """Returns whether the rewards of a group differ; otherwise it teaches nothing."""
@@ -56,11 +59,12 @@ def discounted_returns(reward: float, log_ratios: Sequence[float], beta: float) 
 def standardised(rollouts: Sequence[Sequence[float]]) -> list[list[float]]:
     """Returns (x − mean) / std over all tokens of all rollouts, in the shape of the input.
 
-    REINFORCE++'s normalisation of its advantages. Equal values give zeros.
+    REINFORCE++'s normalisation of its advantages. Values that are equal, except for rounding, give
+    zeros.
     """
     flat = [value for rollout in rollouts for value in rollout]
     mean, deviation = fmean(flat), pstdev(flat)
-    if deviation == 0.0:
+    if deviation < ROUNDING:
         return [[0.0] * len(rollout) for rollout in rollouts]
     return [[(value - mean) / deviation for value in rollout] for rollout in rollouts]
 
@@ -70,10 +74,10 @@ def advantages_of(
     settings: GrpoSettings,
     log_ratios: Mapping[StepTokens, Sequence[float]] | None = None,
 ) -> list[tuple[Rollout, list[float]]]:
-    """Returns the rollouts that teach something, each with the advantages of its sampled tokens.
+    """Returns all rollouts, each with the advantages of its sampled tokens.
 
-    Leaves out rollouts without others in their group, and groups without spread, whose advantages
-    are 0. REINFORCE++ keeps both, because it standardises over the whole batch.
+    They are 0 for a rollout without others in its group, and in groups without spread. REINFORCE++
+    standardises over the whole batch instead.
 
     Args:
         log_ratios: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
@@ -88,11 +92,11 @@ def advantages_of(
         rewards = [
             rollout.reward - beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group
         ]
-        if has_spread(rewards):
-            found += [
-                (rollout, [advantage] * rollout.sampled)
-                for rollout, advantage in zip(group, compare(rewards), strict=True)
-            ]
+        advantages = compare(rewards) if has_spread(rewards) else [0.0] * len(group)
+        found += [
+            (rollout, [advantage] * rollout.sampled)
+            for rollout, advantage in zip(group, advantages, strict=True)
+        ]
     return found
 
 

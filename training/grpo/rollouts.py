@@ -86,34 +86,59 @@ def rows_of(
     *,
     aggregation: Literal["rollout", "token"] = "rollout",
     kl_on: Literal["all", "wrong"] = "all",
+    has_kl: bool = True,
 ) -> list[TrainingRow]:
-    """Returns the rows of one update.
+    """Returns the rows of one update that have a gradient.
+
+    Rollouts with advantages of 0 count in the means of the loss, as in TRL's. Their rows are left
+    out unless their divergence counts.
 
     Args:
-        rollouts: Rollouts of the update.
+        rollouts: All rollouts of the update.
         advantages: Advantages of the sampled tokens of each rollout, call after call.
         aggregation: `rollout` weights a token by 1 / (rollouts · tokens of its rollout), `token`
             by 1 / tokens of all rollouts.
         kl_on: Rollouts whose divergence from the start counts.
+        has_kl: Whether the loss has a divergence.
     """
     tokens = sum(rollout.sampled for rollout in rollouts)
     rows = []
     for rollout, own in zip(rollouts, advantages, strict=True):
         share = len(rollouts) * rollout.sampled if aggregation == "rollout" else tokens
+        kl_applies = has_kl and (kl_on == "all" or not rollout.is_right)
         start = 0
         for call in rollout.calls:
             end = start + len(call.tokens.step)
-            rows.append(
-                TrainingRow(
-                    call.tokens,
-                    tuple(own[start:end]),
-                    1 / share,
-                    kl_on == "all" or not rollout.is_right,
-                    call.logprobs,
+            if kl_applies or any(own[start:end]):
+                advantages_of_call = tuple(own[start:end])
+                rows.append(
+                    TrainingRow(
+                        call.tokens, advantages_of_call, 1 / share, kl_applies, call.logprobs
+                    )
                 )
-            )
             start = end
     return rows
+
+
+def batch_indices(number: int, size: int, total: int, seed: str) -> list[tuple[int, int]]:
+    """Returns the epoch and the index of each item of batch `number`, from 0.
+
+    The batches follow each other through epochs of all items. Each epoch has an order of its own.
+
+    Args:
+        size: Items per batch.
+        total: Number of items.
+        seed: Random seed of the orders.
+    """
+    orders: dict[int, list[int]] = {}
+    found = []
+    for position in range(number * size, (number + 1) * size):
+        epoch, place = divmod(position, total)
+        if epoch not in orders:
+            orders[epoch] = list(range(total))
+            random.Random(f"{seed}:{epoch}").shuffle(orders[epoch])
+        found.append((epoch, orders[epoch][place]))
+    return found
 
 
 def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> list[TrainingRow]:

@@ -222,14 +222,14 @@ def _trainer_class() -> Any:
                 log_ratios = self._log_ratios(
                     call.tokens for group in batch.groups for one in group for call in one.calls
                 )
-            trainable = advantages_of(batch.groups, settings, log_ratios)
-            if not trainable:
-                self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
-            random.Random(f"updates:{self.seed}:{number}").shuffle(trainable)
-            parts = [trainable[start :: settings.updates] for start in range(settings.updates)]
+            rollouts = advantages_of(batch.groups, settings, log_ratios)
+            random.Random(f"updates:{self.seed}:{number}").shuffle(rollouts)
+            parts = [rollouts[start :: settings.updates] for start in range(settings.updates)]
             rows = [
                 self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)
             ]
+            if not any(rows):
+                self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
             updates = self._with_logps(rows)
             self.measured["before_s"] = time.monotonic() - began
             return updates
@@ -251,14 +251,15 @@ def _trainer_class() -> Any:
                 self.warned = True
 
         def _rows(
-            self, trainable: Sequence[tuple[Rollout, list[float]]], seed: str
+            self, rollouts: Sequence[tuple[Rollout, list[float]]], seed: str
         ) -> list[TrainingRow]:
             settings = self.settings
             rows = rows_of(
-                [rollout for rollout, _ in trainable],
-                [advantages for _, advantages in trainable],
+                [rollout for rollout, _ in rollouts],
+                [advantages for _, advantages in rollouts],
                 aggregation=settings.aggregation,
                 kl_on=settings.kl_on,
+                has_kl=settings.beta > 0 and settings.kl_in == "loss",
             )
             fitting = [row for row in rows if sum(map(len, row.tokens)) <= settings.max_length]
             self.measured["too_long"] = self.measured.get("too_long", 0) + len(rows) - len(fitting)
