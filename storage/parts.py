@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from base.atomic import atomic_write_bytes
 from base.errors import StorageError
 from base.safe_files import open_inside
-from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of
+from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of, remove_parts
 from storage.records import Question
 from storage.schemas import schema_of, table_to_records
 
@@ -30,9 +30,17 @@ class Part:
     def write(self, run: Path) -> None:
         """Writes the file; the part counts once `add_parts` has named it.
 
+        If a committed file has other content, its table leaves the manifest first. Otherwise a kill
+        before the next commit would leave the old hash with the new content, as if it were damaged.
+
         Raises:
             StorageError: If the file could not be written.
         """
+        if (run / self.info.path).exists():
+            older = load_manifest(run).of(self.info.table)
+            same_file = [part for part in older if part.path == self.info.path]
+            if any(part.sha256 != self.info.sha256 for part in same_file):
+                remove_parts(run, older)
         atomic_write_bytes(run / self.info.path, self.content)
 
 

@@ -57,6 +57,26 @@ def test_a_run_killed_before_or_after_a_write_resumes(
     world.finish(run)
 
 
+@pytest.mark.parametrize(
+    "seam",
+    [
+        Seam("rename", "*/questions.parquet"),
+        Seam("rename", "*/questions.parquet", "after"),
+        Seam("rename", "*/manifest.json"),
+        Seam("rename", "*/manifest.json", nth=2),
+    ],
+    ids=str,
+)
+def test_a_run_killed_while_it_is_extended_resumes(
+    seam: Seam, world: World, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert world.annotate(run, "--limit", 2).code == 0
+    killed = world.annotate(run, seam=seam)
+    assert killed.code == -signal.SIGKILL, killed.said
+    world.finish(run)
+
+
 @dataclass
 class KillingPolicy:
     """Endpoint script that kills the process `pid` at the request number `left`.

@@ -53,6 +53,20 @@ def test_commits_accumulate_and_a_part_of_the_same_path_is_replaced(tmp_path: Pa
     assert table_to_records(read_parts(tmp_path, "pairs"), Pair) == [a_pair()]
 
 
+def test_a_kill_while_a_table_is_replaced_leaves_no_damaged_part(tmp_path: Path) -> None:
+    older = [
+        write_part(tmp_path, "trees", _trees(a_node(question_id=q)), n) for n, q in enumerate("ab")
+    ]
+    pairs = write_part(tmp_path, "pairs", rows_to_table([a_pair()], PAIRS, "run"), 0)
+    add_parts(tmp_path, [*older, pairs])
+    write_part(tmp_path, "trees", _trees(a_node(question_id="a")), 0)
+    assert question_ids(tmp_path, "trees") == {"a", "b"}, "the same content replaces nothing"
+    write_part(tmp_path, "trees", _trees(a_node(question_id="c")), 0)  # and then a kill
+    assert verify_manifest(tmp_path) == []
+    assert question_ids(tmp_path, "trees") == set(), "no mixture of the old and the new table"
+    assert read_parts(tmp_path, "pairs").num_rows == 1
+
+
 def test_damaged_parts_are_detected_and_named(tmp_path: Path) -> None:
     parts = [write_part(tmp_path, "trees", _trees(a_node()), i) for i in range(4)]
     miscounted = parts[3].model_copy(update={"rows": 2})
