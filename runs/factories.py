@@ -9,9 +9,10 @@ from pathlib import Path
 
 from agent.environment import Environment
 from agent.protocols import protocol_of
+from base.errors import ConfigError
 from base.text import Log
 from engines.ledgered import BeforeCall, LedgeredEngine
-from engines.sampling import Engine, Sampling
+from engines.sampling import Capabilities, Engine, Sampling
 from engines.settings import ModelSettings
 from engines.vllm.server import VllmServer
 from retrieval.interface import Retriever
@@ -96,12 +97,41 @@ async def open_engine(
     before_call: BeforeCall | None = None,
     log: Log | None = None,
 ) -> AsyncIterator[LedgeredEngine]:
-    """Yields a started and checked engine that records its calls (see `engine_for`)."""
+    """Yields a started and checked engine that records its calls (see `engine_for`).
+
+    Raises:
+        ConfigError: If the detected form of constraints is not that of the run's earlier calls.
+    """
     engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, log)
     price = model.price_per_million
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
-        ledger.note_engine(ledgered.digest, json.dumps(asdict(ledgered.capabilities)))
+        _note_capabilities(model, ledgered, ledger)
         yield ledgered
+
+
+def _note_capabilities(model: ModelSettings, engine: Engine, ledger: Ledger) -> None:
+    """Stores an engine's capabilities when a run first uses it, and compares detected ones.
+
+    They decide the form of a request, which is part of its key. In another form, stored calls would
+    be repeated and paid, and the rows would mix both.
+    """
+    stored = ledger.engine_capabilities(engine.digest)
+    if stored is None:
+        ledger.note_engine(engine.digest, json.dumps(asdict(engine.capabilities)))
+        return
+    before = Capabilities(**json.loads(stored))
+    if before != engine.capabilities and model.structured_output == "auto":
+        raise ConfigError(
+            f"{model.model}: its endpoint now takes constraints as {_form(engine.capabilities)}, "
+            f"but this run's calls were made with structured_output {_form(before)}. Restore the "
+            "server, or set structured_output of this model explicitly"
+        )
+
+
+def _form(capabilities: Capabilities) -> str:
+    if capabilities.structured_output:
+        return "vllm"
+    return "json_schema" if capabilities.json_schema else "none"
 
 
 def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:

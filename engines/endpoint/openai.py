@@ -111,7 +111,7 @@ class OpenAIEngine:
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
         self._counting = LazyTokenCounter(settings.weights)
-        self._has_drawn = False
+        self._accepted = False  # whether the endpoint accepted the last call
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
         self._known_as = known_as or settings.model
@@ -177,15 +177,21 @@ class OpenAIEngine:
         return replace(completion, attempts=attempts) if attempts > 1 else completion
 
     async def _attempt_or_reject(self, request: SampleRequest) -> Completion:
-        """Draws once; a 403 is fatal only if the endpoint rejects a harmless prompt too."""
+        """Draws once; a 403 is fatal only if the endpoint rejects a harmless prompt too.
+
+        That is checked at the first call and at the second of two 403 in a row: a key may be
+        revoked during a run.
+        """
         try:
             drawn = await self._attempt(request)
         except ForbiddenError as error:
-            if not self._has_drawn:
+            if self._accepted:
+                self._accepted = False
+            else:
                 await self._attempt(_CHECK)
-                self._has_drawn = True
+                self._accepted = True
             raise error.for_prompt from None
-        self._has_drawn = True
+        self._accepted = True
         return drawn
 
     async def _attempt(self, request: SampleRequest) -> Completion:

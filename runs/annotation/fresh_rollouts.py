@@ -17,11 +17,12 @@ from base.errors import BranchwiseError, ConfigError
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
 from runs.annotation.stored_trees import StoredTree, stored_trees
+from runs.costs import log_costs
 from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run
 from runs.inputs import model_digest, replay_passages
 from runs.progress import Progress, attempt_each
-from runs.recipe import Recipe
+from runs.recipe import Recipe, identity
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
@@ -83,7 +84,7 @@ def roll_fresh(
     wanted, policies = _trees_to_roll_out(run, pairs, rolled.fresh, rollouts)
     if not wanted:
         return rolled
-    recipe = run.recipe.model_copy(update={"limits": context.recipe.limits})
+    recipe = _with_prices_and_limits(run.recipe, context.recipe)
     sampling = sampling_for(recipe.policy, temperature)
     passages = replay_passages(run)
     retriever = open_index(recipe, tuple(passages.values()), context.log)
@@ -99,9 +100,18 @@ def roll_fresh(
                 )
             )  # fmt: skip
         _commit(run, rows)
+        log_costs(context, ledger)
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
     rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
     return rolled
+
+
+def _with_prices_and_limits(grown: Recipe, current: Recipe) -> Recipe:
+    """Returns the recipe of the trees with the settings that may change after they were grown."""
+    policy = grown.policy
+    if identity(policy.model_dump(mode="json")) == identity(current.policy.model_dump(mode="json")):
+        policy = current.policy
+    return grown.model_copy(update={"limits": current.limits, "policy": policy})
 
 
 Wanted = Mapping[str, set[int]]

@@ -330,7 +330,23 @@ async def test_a_prompt_rejected_by_moderation_fails_alone(drawn_before: int) ->
                     await policy.sample(REQUEST)
                 assert type(caught.value) is EndpointError and not caught.value.fatal
                 assert KEY not in str(caught.value)
-    assert len(server.requests) == 3
+    assert len(server.requests) == 3 + drawn_before, "the second 403 in a row is checked"
+
+
+async def test_a_key_revoked_during_a_run_is_fatal_at_the_second_403() -> None:
+    answers = iter(["Paris"])
+
+    def revoked(_: dict[str, Any]) -> Any:
+        return next(answers, None) or failure(403, "key disabled")
+
+    async with FakeEndpoint(revoked) as server, engine(server.base_url) as policy:
+        await policy.sample(REQUEST)
+        fatal = []
+        for request in draws(3)[1:]:
+            with pytest.raises(EndpointError, match="403") as caught:
+                await policy.sample(request)
+            fatal.append(caught.value.fatal)
+    assert fatal == [False, True]
 
 
 async def test_a_403_for_every_prompt_is_fatal() -> None:

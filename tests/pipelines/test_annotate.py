@@ -103,6 +103,21 @@ def test_a_run_resumed_after_a_limit_gives_the_same_pairs(
     assert facts(pairs_of(parts)) == facts(pairs_of(whole))
 
 
+def test_a_resume_in_another_form_of_constraints_is_refused(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url)
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--set", "limits.max_tokens=400") == 3
+    made = len(endpoint.requests)
+    endpoint.owned_by = "a gateway"
+    assert branchwise("annotate", config, run) == 2
+    assert "now takes constraints as none, but this run's calls" in capsys.readouterr().out
+    assert len(endpoint.requests) == made
+    endpoint.owned_by = "vllm"
+    assert branchwise("annotate", config, run) == 0
+
+
 def test_a_limit_that_is_reached_does_not_stop_a_replay(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:

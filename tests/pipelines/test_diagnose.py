@@ -91,6 +91,16 @@ def test_both_sides_of_a_sample_are_rolled_out_once(run: Path, endpoint: FakeEnd
     ), "the first draws changed"
 
 
+def test_fresh_rollouts_use_the_price_given_and_stop_at_its_limit(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    price = ("--set", "policy.price_per_million={input: 1000, output: 1000}")
+    assert branchwise("diagnose", run, *price, "--set", "limits.max_usd=0.05") == 3
+    printed = capsys.readouterr().out
+    assert "limits.max_usd 0.05 reached" in printed
+    assert "limits.max_usd does not count" in printed, "the calls of the trees had no price"
+
+
 def longest(run: Path) -> dict[tuple[str, int], FreshRollouts]:
     rows = table_to_records(read_parts(run, "survival"), FreshRollouts)
     rows.sort(key=lambda row: len(row.rollouts))
@@ -255,6 +265,8 @@ def test_diagnose_reads_the_metrics_of_the_model_of_the_run(tmp_path: Path, run:
         "kl": 0.5,
         "margin": pytest.approx(0.3),
         "accuracy": pytest.approx(0.8),
+        "first_reward": None,
+        "reward": None,
     }
     assert branchwise("diagnose", run, "--no-model", "--model", "elsewhere") == 2
 
