@@ -75,6 +75,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
             seed=recipe.seed,
             top_k=recipe.retrieval.top_k,
             settings=settings.traces,
+            incomplete=data.incomplete,
         )
     )
     counts = dict(sorted((traces.counts + left_out).items()))

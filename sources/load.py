@@ -14,12 +14,13 @@ from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merg
 from sources.gold import resolve_gold
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
 from sources.settings import DataSettings, SetSettings, Split
-from storage.records import Passage, Question
+from storage.records import Passage, Question, QuestionKey
 
 Notes = Counter[str]
 
 _CITING = "warning: questions that cite passages not in the corpus"
 _CITED = "warning: cited passages not in the corpus"
+_CUT = "warning: questions with a supporting title of several passages (cite the passages' ids)"
 _RESPELLED = "supporting titles found by another spelling or by file name"
 _SHOWN = 80
 """Characters of a title that an example shows."""
@@ -35,12 +36,14 @@ class Data:
         passages: Passages of the corpus, with distinct ids and contents.
         notes: Numbers read, dropped, merged or missing, by reason.
         examples: Up to three examples of some notes, in words.
+        incomplete: Questions that cite ids of passages, some of which the corpus lacks.
     """
 
     questions: tuple[Question, ...]
     passages: tuple[Passage, ...]
     notes: Mapping[str, int]
     examples: Mapping[str, str] = field(default_factory=dict)
+    incomplete: frozenset[QuestionKey] = frozenset()
 
     def describe_notes(self) -> Iterator[str]:
         """Yields a line per note, with its examples."""
@@ -100,9 +103,9 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
         raise ConfigError(f"no questions are left: {_listed(notes)}")
     cited = _with_paragraph_ids([one.question for one in drawn], corpus.passages)
     questions = resolve_gold(cited, corpus.passages, corpus.aliases)
-    examples = _note_missing(cited, questions, corpus, notes)
+    examples, incomplete = _note_missing(cited, questions, corpus, notes)
     counted = {name: n for name, n in notes.items() if n}
-    return Data(tuple(questions), corpus.passages, counted, examples)
+    return Data(tuple(questions), corpus.passages, counted, examples, incomplete)
 
 
 def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Question, ...]:
@@ -250,12 +253,17 @@ def _with_paragraph_ids(
 
 def _note_missing(
     cited: Iterable[Question], resolved: Iterable[Question], corpus: Corpus, notes: Notes
-) -> dict[str, str]:
-    """Counts questions whose gold passages are unknown or not in the corpus; returns examples."""
+) -> tuple[dict[str, str], frozenset[QuestionKey]]:
+    """Counts questions whose gold passages are unknown, ambiguous or not in the corpus.
+
+    Returns:
+        Examples of the notes, and the questions that cite passages which the corpus lacks.
+    """
     titles = dict.fromkeys(passage.title for passage in corpus.passages)
     ids = {passage.id for passage in corpus.passages}.union(corpus.aliases)
     missing: dict[str, None] = {}
     respelled: dict[str, None] = {}
+    incomplete: set[QuestionKey] = set()
     for before, after in zip(cited, resolved, strict=True):
         marked = {p.id for p in before.paragraphs if p.is_supporting and p.id is not None}
         lost = marked.union(before.supporting_ids) - ids
@@ -265,16 +273,21 @@ def _note_missing(
         found = set(after.supporting_titles)
         respelled.update((title, None) for title in before.supporting_titles if title not in found)
         if lost:
+            if not after.supporting_titles:  # titles are compared where gold passages are used
+                incomplete.add((before.source, before.id))
             notes[_CITING] += 1
             notes[_CITED] += len(lost)
         elif after.answerable and not after.supporting_ids:
             notes["questions without known gold passages"] += 1
+        elif not (marked or before.supporting_ids):
+            notes[_CUT] += len(after.supporting_ids) > len(after.supporting_titles)
     notes[_RESPELLED] += len(respelled)
     has = f"; the corpus has titles such as {_examples(titles)}" if titles else ""
-    return {
+    examples = {
         _CITED: f", such as {_examples(missing)}{has}",
         _RESPELLED: f", such as {_examples(respelled)}",
     }
+    return examples, frozenset(incomplete)
 
 
 def _examples(texts: Iterable[str]) -> str:

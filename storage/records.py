@@ -56,6 +56,10 @@ class Paragraph(Record):
     id: str | None = None
 
 
+QuestionKey = tuple[str, str]
+"""Source and id of a question."""
+
+
 class Question(Record):
     """A question with its gold answers.
 

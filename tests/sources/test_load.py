@@ -168,6 +168,21 @@ def test_gold_is_found_through_merged_ids_and_titles(tmp_path: Path) -> None:
     assert data.notes["warning: cited passages not in the corpus"] == 1
 
 
+def test_titles_of_cut_documents_and_stale_ids_are_warnings(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "Ada.txt").write_text("Ada wrote programs. " * 100)
+    asked = {"question": "Who?", "answers": ["Bob"], "supporting_titles": ["Ada"]}
+    cited = {"question": "Who then?", "answers": ["Bob"], "supporting_ids": ["docs/Ada.txt#1"]}
+    stale = {**cited, "question": "Who?!", "supporting_ids": ["docs/Ada.txt#1", "docs/Ada.txt#99"]}
+    rows = [{"id": "by title", **asked}, {"id": "by id", **cited}, {"id": "stale", **stale}]
+    questions = write(tmp_path / "q.jsonl", rows)
+    data = load(questions, split=None, corpus=str(tmp_path / "docs"))
+    note = "questions with a supporting title of several passages"
+    (line,) = (line for line in data.describe_notes() if note in line)
+    assert line.endswith(": 1")
+    assert data.incomplete == {("jsonl", "stale")}
+
+
 def test_gold_is_distinguished_from_passages_of_the_same_title(tmp_path: Path) -> None:
     row = {
         "id": "2hop__1_2",

@@ -1,6 +1,8 @@
 """Traces from gold facts, over a corpus of three passages."""
 
 from collections import Counter
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 from sample_records import a_question
@@ -8,7 +10,7 @@ from sample_records import a_question
 from agent.protocols import protocol_of
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
-from storage.records import Passage, Question, RetrievedPassage
+from storage.records import Passage, Question, QuestionKey, RetrievedPassage
 from training.warm_start.hops import best_sentence, hops_of
 from training.warm_start.reasonrag import NOTHING_FOUND
 from training.warm_start.search import NOT_FOUND
@@ -39,9 +41,16 @@ def two_hops(**changes: object) -> Question:
     return a_question(**{**fields, **changes})
 
 
-async def traces_of(*questions: Question, seed: int = 0, max_steps: int = 10) -> Traces:
+async def traces_of(
+    *questions: Question,
+    seed: int = 0,
+    max_steps: int = 10,
+    incomplete: Collection[QuestionKey] = (),
+) -> Traces:
     protocol = ReasonRAG().with_budget(max_steps)
-    return await build_traces(questions, PASSAGES, protocol, Titles(), seed, 3)
+    return await build_traces(
+        questions, PASSAGES, protocol, Titles(), seed, 3, incomplete=incomplete
+    )
 
 
 async def test_evidence_needs_its_passage_and_a_missed_query_is_retried() -> None:
@@ -99,6 +108,39 @@ async def test_a_trace_does_not_depend_on_the_other_questions() -> None:
     alone = await traces_of(two_hops(id="b"))
     beside = await traces_of(two_hops(id="a"), two_hops(id="b"))
     assert [e for e in beside.examples if e.question_id == "b"] == alone.examples
+
+
+def test_a_cut_document_is_one_hop_unless_the_question_says_otherwise() -> None:
+    cut = {
+        f"peru#{n}": Passage(id=f"peru#{n}", title="Peru", text=text)
+        for n, text in enumerate(("Peru has mountains.", "Its money is the Sol.", "Peru is big."))
+    }
+    question = a_question(
+        question="What money is used where Lima is?",
+        answers=("yes",),
+        supporting_ids=("lima", *cut),
+        supporting_titles=("Lima", "Peru"),
+        hops=2,
+    )
+    passages = {"lima": LIMA, **cut}
+    assert [hop.passage_id for hop in hops_of(question, passages)] == ["lima", "peru#1"]
+    all_needed = question.model_copy(update={"hops": 4})
+    assert len(hops_of(all_needed, passages)) == 4
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"hops": 2}, {"decomposition": ["Who?", "Where?"]}, {"decomposition": [{"sub": "Who?"}]}],
+)
+def test_fields_of_other_sources_are_not_read_as_hops(extra: dict[str, Any]) -> None:
+    question = a_question(source="jsonl", supporting_ids=("lima",), extra=extra)
+    assert [hop.passage_id for hop in hops_of(question, PASSAGES)] == ["lima"]
+
+
+async def test_questions_that_cite_missing_passages_are_skipped() -> None:
+    made = await traces_of(two_hops(id="a"), two_hops(id="b"), incomplete={("atlas", "a")})
+    assert {example.question_id for example in made.examples} == {"b"}
+    assert made.counts["skipped: supporting passages are not in the corpus"] == 1
 
 
 def test_hops_run_from_the_passage_named_in_the_question_to_the_answer() -> None:

@@ -46,16 +46,15 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
     a guess.
 
     Args:
-        question: Question with `extra["hops"]` or `supporting_ids`.
+        question: Question with `supporting_ids`, or of atlas, with `extra["hops"]`.
         passages: Corpus by id.
     """
-    given = question.extra.get("hops")
-    if given:
+    if question.source == "atlas" and (given := question.extra.get("hops")):
         return [
             GoldHop(tuple(hop["queries"]), str(hop["passage_id"]), tuple(hop["evidence"]))
             for hop in given
         ]
-    gold = [passages[i] for i in question.supporting_ids if i in passages]
+    gold = _one_per_title(question, [passages[i] for i in question.supporting_ids if i in passages])
     if not gold or {p.title for p in gold} < set(question.supporting_titles):
         return []
     ordered = _in_order(question, gold)
@@ -67,6 +66,24 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
         )
         for place, passage in enumerate(ordered)
     ]
+
+
+def _one_per_title(question: Question, gold: list[Passage]) -> list[Passage]:
+    """Returns one passage of each supporting title, if the gold passages are too many.
+
+    All passages of a document that was cut have its title. Only one of them is needed, probably the
+    one with the best sentence.
+    """
+    titles = question.supporting_titles
+    if not 0 < len(titles) < len(gold) or (question.hops or 0) >= len(gold):
+        return gold
+    best: dict[str, Passage] = {}
+    for passage in gold:
+        others = [one for one in gold if one.title != passage.title]
+        older = best.setdefault(passage.title, passage)
+        if _best(question, passage, others)[0] > _best(question, older, others)[0]:
+            best[passage.title] = passage
+    return list(best.values())
 
 
 def stated_answers(question: Question) -> tuple[str, ...]:
@@ -118,7 +135,12 @@ def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:
 
 
 def _decomposition(question: Question) -> list[Mapping[str, str]]:
-    return list(question.extra.get("decomposition") or ())
+    """Returns MuSiQue's sub-questions; other sources may have another field of this name."""
+    steps = question.extra.get("decomposition")
+    if not isinstance(steps, list):
+        return []
+    complete = all(isinstance(s, Mapping) and {"question", "answer"} <= s.keys() for s in steps)
+    return steps if complete else []
 
 
 def _place(question: Question, passage: Passage) -> int:
@@ -173,6 +195,13 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
     question. Copied verbatim, at most `MAX_EVIDENCE_CHARS` long (cut between words).
     """
     links = [_bare_title(other.title) for other in later]
+    keep = [*links, *stated_answers(question)] if not later else links
+    return _shortened(inert(_best(question, passage, later)[1]), keep)
+
+
+def _best(question: Question, passage: Passage, later: Sequence[Passage]) -> tuple[float, str]:
+    """Returns the score of the best sentence, and the sentence; see `best_sentence`."""
+    links = [_bare_title(other.title) for other in later]
     asked = {w.lower() for w in _WORD.findall(question.question)} - _STOP_WORDS
 
     def score(sentence: str) -> float:
@@ -184,8 +213,7 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
 
     sentences = _SENTENCE_END.split(" ".join(passage.text.split()))
     best = max(sentences, key=score)
-    keep = [*links, *stated_answers(question)] if not later else links
-    return _shortened(inert(best), keep)
+    return score(best), best
 
 
 def _shortened(sentence: str, keep: Sequence[str]) -> str:

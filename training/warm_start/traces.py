@@ -7,12 +7,12 @@ several wordings, and its samples still differ. The protocol decides the way to 
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.protocol import AgentProtocol, root_of
 from retrieval.interface import Retriever
-from storage.records import Passage, Question, RetrievedPassage
+from storage.records import Passage, Question, QuestionKey, RetrievedPassage
 from training.examples import StepExample
 from training.settings import TraceSettings
 from training.warm_start.arena import walk_arena
@@ -59,6 +59,7 @@ async def build_traces(
     seed: int,
     top_k: int,
     settings: TraceSettings | None = None,
+    incomplete: Collection[QuestionKey] = (),
 ) -> Traces:
     """Builds step examples from gold facts.
 
@@ -69,6 +70,8 @@ async def build_traces(
         seed: Random seed; a question's trace depends on nothing else.
         top_k: Number of passages per query, as in the recipe.
         settings: Deviations from the shortest way.
+        incomplete: Questions that cite passages which the corpus lacks. They are skipped, because
+            the answer would be a guess.
 
     Raises:
         RetrievalError: If a search failed.
@@ -76,6 +79,9 @@ async def build_traces(
     traces = Traces([], Counter())
     titles = frozenset(passage.title for passage in passages.values())
     for question in questions:
+        if (question.source, question.id) in incomplete:
+            traces.counts[f"{SKIPPED}{NOT_IN_CORPUS}"] += 1
+            continue
         query = protocol.first_query(question)
         walk = Walk(
             question=question,
