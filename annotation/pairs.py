@@ -180,7 +180,7 @@ def _compare(
     difference = _difference(one, other, settings)
     if isinstance(difference, str):
         return difference
-    # If both are equal, the earlier node is called chosen; the pair is dropped.
+    # If both are equal, the earlier node is called chosen; the pair is dropped as too narrow.
     (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
     if chosen.action == "invalid":
         return "chosen_invalid"
@@ -188,7 +188,7 @@ def _compare(
         return "few_outcomes"
     if _is_same(chosen, rejected, settings, whole_reply):
         return "same_content"
-    if not is_wide_enough(difference, settings.min_gap):
+    if difference == 0 or not is_wide_enough(difference, settings.min_gap):
         return "small_gap"
     return _exclusion_reason(chosen, rejected, settings) or SiblingPair(
         chosen, rejected, high, low, gap(high, low), abs(difference)

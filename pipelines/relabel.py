@@ -16,7 +16,7 @@ from runs.annotation.fresh_rollouts import stored_fresh
 from runs.annotation.labelling import Relabeller, keep_labelling, with_label_settings
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.stored_trees import stored_trees
-from runs.annotation.tree_growing import LABELLING
+from runs.annotation.tree_growing import label_digest
 from runs.folder import Run, existing_run
 from runs.recipe import Recipe
 from runs.stage import Label, StageContext, StageResult, checked_name
@@ -33,7 +33,7 @@ def relabel(context: StageContext, label: Label = None) -> StageResult:
 
 def _relabel(context: StageContext, run: Run, label: str | None) -> StageResult:
     recipe = with_label_settings(run, context.recipe)
-    label = checked_name(label or recipe.digest(*LABELLING))
+    label = checked_name(label or label_digest(recipe, None))
     relabeller = Relabeller(
         recipe, required_fresh_rollouts(run, recipe) if recipe.pairs.confirmed else {}
     )

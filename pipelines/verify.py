@@ -120,7 +120,11 @@ def _rebuild(
                 context.log(f"{part.path}: left the manifest; {_remedy(part)}")
         elif others:
             context.log("parts of other stages are left unchanged until the ledger is repaired")
-        if ours:
+        if ours and "imported_pairs" in noted_inputs(run.folder):
+            for part in ours:
+                context.log(f"{part.path}: imported; rerun `branchwise import-pairs`")
+            left += [part.path for part in ours]
+        elif ours:
             data = open_data(run.recipe)
             retriever = open_index(run.recipe, data.passages, context.log)
             check_same_inputs(run.folder, inputs_of(run.recipe, data, retriever))

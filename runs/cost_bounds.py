@@ -1,7 +1,7 @@
 """Bounds of what a stage's calls cost: the shortest possible work, and the longest."""
 
 from dataclasses import astuple, dataclass
-from statistics import fmean
+from heapq import nlargest
 from typing import Any
 
 from agent.protocol import root_of
@@ -108,8 +108,8 @@ class Prompts:
             return " ".join(message.content for message in messages)
 
         shortest, longest = (first_prompt(pick(questions, key=size)) for pick in (min, max))
-        passage = fmean(len(p.title + p.text) for p in passages) if passages else 0.0
-        found = recipe.retrieval.top_k * passage / DENSE_TEXT
+        sizes = (len(p.title.encode()) + len(p.text.encode()) for p in passages)
+        found = sum(nlargest(recipe.retrieval.top_k, sizes)) / DENSE_TEXT
         added = protocol.max_calls * (found + recipe.policy.max_new_tokens)
         high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
         return float(len(shortest.split())), high

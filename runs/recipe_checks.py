@@ -10,6 +10,7 @@ from engines.settings import ModelSettings
 from retrieval.encoder import require_dense_extra
 from retrieval.settings import checked_url as search_address
 from rewards.schemes import naming
+from rewards.settings import SpreSettings
 from runs.recipe import Recipe
 from training.settings import TraceSettings
 
@@ -101,11 +102,12 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
         # Each state of a chain may get this many more draws, each rolled out to its own end.
         most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
     if search.evaluator == "rollout" and not chains:
-        most *= search.rollouts
+        own = isinstance(recipe.rewards, SpreSettings) and recipe.rewards.estimator == "rollout"
+        most = search.rollouts if own else most * search.rollouts
     if recipe.pairs.min_outcomes > most:
         yield (
-            f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but {recipe.mcts.iterations} "
-            f"iterations give a node at most {most} outcomes; lower it, or search longer"
+            f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but the label of a node has at "
+            f"most {most} outcomes (mcts.iterations, mcts.rollouts, rewards.estimator). Lower it"
         )
 
 

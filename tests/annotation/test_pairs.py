@@ -56,6 +56,7 @@ def test_children_of_different_parents_are_not_paired() -> None:
         (("a", Label(0.2, 1)), ("b", Label(0.5, 2)), {"min_outcomes": 2}, "few_outcomes"),
         (("Lyon!", Label(0.2, 1)), ("lyon", Label(0.5, 2)), {}, "same_content"),
         (("a", Label(0.5, 1)), ("b", Label(0.505, 1)), {}, "small_gap"),
+        (("a", Label(0.5, 1)), ("b", Label(0.5, 1)), {"min_gap": 0.0}, "small_gap"),
     ],
 )
 def test_dropped_pairs_are_counted_by_reason(

@@ -67,6 +67,23 @@ def test_a_dry_run_imports_and_exports_no_pairs(tmp_path: Path, endpoint: FakeEn
     assert not target.exists()
 
 
+def test_verify_advises_to_import_damaged_pairs_again(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    source = tmp_path / "pairs.json"
+    prompt = ({"role": "system", "content": "s"}, {"role": "user", "content": "Question: q"})
+    write_proguide(source, [a_pair(prompt=prompt)])
+    imported = ("import-pairs", "--config", config, "--run", run, "--file", source)
+    assert branchwise(*imported) == 0
+    (part,) = (run / "pairs").iterdir()
+    part.write_bytes(b"damaged")
+    assert branchwise("verify", "--run", run) == 1
+    assert "rerun `branchwise import-pairs`" in capsys.readouterr().out
+    assert branchwise(*imported) == 0
+    assert branchwise("verify", "--run", run) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

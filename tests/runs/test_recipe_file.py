@@ -97,6 +97,7 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
         ),
         ("name: x\nmcts: {max_children: 1}\n", "steps without siblings"),
         ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
+        ("name: x\nrewards: {estimator: rollout}\npairs: {min_outcomes: 2}\n", "most 1 outcomes"),
         (
             "name: x\nmcts: {iterations: 4, kind: chains, rollouts: 3}\npairs: {min_outcomes: 5}\n",
             "at most 4 outcomes",
