@@ -31,7 +31,6 @@ from storage.records import Message
 
 KEY = "sk-verysecret-0123456789"
 
-
 REQUEST = SampleRequest(
     (Message("system", "Answer."), Message("user", "Capital of France?")),
     Sampling(temperature=0.7, top_p=0.9, max_new_tokens=17, stop=("</answer>",)),
@@ -333,30 +332,23 @@ async def test_a_prompt_rejected_by_moderation_fails_alone(drawn_before: int) ->
     assert len(server.requests) == 3 + drawn_before, "the second 403 in a row is checked"
 
 
-async def test_a_key_revoked_during_a_run_is_fatal_at_the_second_403() -> None:
-    answers = iter(["Paris"])
-
-    def revoked(_: dict[str, Any]) -> Any:
-        return next(answers, None) or failure(403, "key disabled")
-
-    async with FakeEndpoint(revoked) as server, engine(server.base_url) as policy:
-        await policy.sample(REQUEST)
-        fatal = []
-        for request in draws(3)[1:]:
-            with pytest.raises(EndpointError, match="403") as caught:
-                await policy.sample(request)
-            fatal.append(caught.value.fatal)
-    assert fatal == [False, True]
-
-
-async def test_a_403_for_every_prompt_is_fatal() -> None:
+@pytest.mark.parametrize(("accepted", "fatal"), [(0, [True]), (1, [False, True])])
+async def test_a_rejected_key_is_fatal_at_the_first_call_or_the_second_403(
+    accepted: int, fatal: list[bool]
+) -> None:
+    answers = iter(["Paris"] * accepted)
     async with (
-        FakeEndpoint(lambda _: failure(403, "not in your plan")) as server,
+        FakeEndpoint(lambda _: next(answers, None) or failure(403, "not in your plan")) as server,
         engine(server.base_url) as policy,
     ):
-        with pytest.raises(EndpointError, match=r"403.*TEST_KEY.*not in your plan") as caught:
-            await policy.sample(REQUEST)
-    assert caught.value.fatal
+        requests = draws(accepted + len(fatal))
+        for request in requests[:accepted]:
+            await policy.sample(request)
+        for request, ends_run in zip(requests[accepted:], fatal, strict=True):
+            with pytest.raises(EndpointError, match=r"403.*not in your plan") as caught:
+                await policy.sample(request)
+            assert caught.value.fatal == ends_run
+            assert ("TEST_KEY" in str(caught.value)) == ends_run
 
 
 async def test_a_missing_model_error_lists_available_models() -> None:

@@ -86,13 +86,25 @@ def test_a_missing_relabelling_is_reported(
     assert "--label strikt" in capsys.readouterr().out
 
 
-def test_the_engine_ratio_is_rejected_for_training_on_trees(
-    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("ratio=engine", "trees store no log-probabilities"),
+        ("eval_every=5", "trees is one training without evaluations"),
+        ("stages=[{name: a}]", "trees is one training without evaluations"),
+    ],
+)
+def test_settings_of_fresh_rollouts_are_refused_for_training_on_trees(
+    setting: str,
+    message: str,
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_run_of_policy(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
-    ratio = ("--set", "training.grpo.ratio=engine")
-    assert dry_run_training(tmp_path / "run", models[0], "train-grpo", *TREES, *ratio) == 2
-    assert "trees store no log-probabilities" in capsys.readouterr().out
+    changed = ("--set", f"training.grpo.{setting}")
+    assert dry_run_training(tmp_path / "run", models[0], "train-grpo", *TREES, *changed) == 2
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("children", "expected"), [(None, 0.7), (1.2, 1.2)])

@@ -66,7 +66,7 @@ class RandomRollouts:
         self.models.append(model)
         groups = [[self._rollout(number, q, draw) for draw in range(4)] for q in range(2)]
         mean = sum(one.reward for group in groups for one in group) / 8
-        return RolloutBatch(groups, {"reward": mean})
+        return RolloutBatch(groups, {"reward": mean, "rollouts": 8.0})
 
     def _rollout(self, number: int, question: int, draw: int) -> Rollout:
         rng = random.Random(f"{number}:{question}:{draw}")
@@ -139,6 +139,8 @@ def test_each_batch_is_drawn_once_for_several_updates(base: str, tmp_path: Path)
     source = RandomRollouts()
     report = train(source, base, tmp_path, updates=2)
     assert (source.drawn, report.steps) == ([0, 1, 2], 6)
+    assert report.summary().startswith("24 rollouts, 6 steps, ")
+    assert ", reward 0.500 → 0.500 (first and last quarter)" in report.summary()
     assert [("reward" in line) for line in read_metrics(tmp_path)] == [True, False] * 3
 
 
