@@ -2,7 +2,8 @@
 
 Every kind of arm is trained with the same learning rates, on questions and trees of a seed that
 `supervision` does not use, and answers 200 questions of `dev`. The table also tells how many
-batches of an arm's rollouts generate as many tokens as the trees.
+batches of an arm's rollouts generate as many tokens as the trees. `--arms` with arms on rollouts
+alone grows no trees, and leaves this column empty.
 """
 
 from collections.abc import Sequence
@@ -45,11 +46,13 @@ def supervision_rates(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     seed = runner.seeds[0]
     own = replication(runner, seed)
-    own.run_stage("annotate")
+    kinds = [kind for kind in KINDS if runner.wants(kind.name)]
+    grows = any(kind in ON_TREES for kind in kinds)
+    if grows:
+        own.run_stage("annotate")
     start = EvaluatedArm(Arm(START))
     run_arm(own, start, seed, DEV)
     done = [start]
-    kinds = [kind for kind in KINDS if runner.wants(kind.name)]
     search_r1 = search_r1_start(runner) if KINDS[-1] in kinds else runner
     for kind in kinds:
         for rate in RATES:
@@ -61,18 +64,19 @@ def supervision_rates(runner: StudyRunner) -> None:
                 EvaluatedArm(replace(kind, name=f"{kind.name}-{rate:g}", training=training))
             )
             run_arm(asked, done[-1], seed, DEV)
-            report(runner, done, tree_totals(own))
+            report(runner, done, own if grows else None)
 
 
-def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: Totals) -> None:
-    """Writes the table of all trials."""
+def report(runner: StudyRunner, done: Sequence[EvaluatedArm], grown: StudyRunner | None) -> None:
+    """Writes the table of all trials; `grown` has the trees, if any were grown."""
     if runner.context.dry_run:
         return
+    trees = tree_totals(grown) if grown else None
     rows = []
     for one in done:
         asked = [row for rows in one.predictions.values() for row in rows]
         em, f1 = (known_mean(getattr(row, name) for row in asked) for name in ("em", "f1"))
-        batches = number(batches_of(one, trees), 1)
+        batches = number(batches_of(one, trees) if trees else None, 1)
         rows.append((one.arm.name, percent(em), percent(f1), batches))
     head = ("arm and learning rate", "EM", "F1", "batches with the tokens of the trees")
     write_sheets(runner, NAME, [Sheet("Trials on dev (per cent)", head, tuple(rows))])

@@ -10,6 +10,7 @@ from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_call, a_prediction
 
 from analysis.comparison import Scored
+from analysis.table import NONE
 from base.errors import ConfigError
 from benchmarks.pooled_answers import main, pooled
 from experiments import arms, supervision, supervision_rates
@@ -65,6 +66,14 @@ def test_every_kind_of_arm_tries_three_learning_rates_on_dev(runner: Pretended) 
         assert sum(one.startswith(f"{kind.name}-") for one in tried) == 3, kind.name
     (table,) = runner.folder.glob("*trials-on-dev.csv")
     assert len(table.read_text().splitlines()) == 1 + 1 + 3 * len(supervision_rates.KINDS)
+
+
+def test_trials_of_arms_on_rollouts_alone_grow_no_trees(runner: Pretended) -> None:
+    chosen = replace(runner, arms=("grpo",))
+    supervision_rates.supervision_rates(chosen)
+    assert [one.stage for one in chosen.ran] == ["eval", *["train-grpo", "eval"] * 3]
+    (table,) = chosen.folder.glob("*trials-on-dev.csv")
+    assert all(line.endswith(NONE) for line in table.read_text().splitlines()[1:])
 
 
 def test_batches_of_generates_as_many_tokens_as_the_trees(runner: Pretended) -> None:
