@@ -62,8 +62,7 @@ class HttpRetriever:
         return hashlib.sha256(f"http {self._url}".encode()).hexdigest()[:16]
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """Returns the server's best `top_k`, reordered by (−score, id); scores at or below
-        zero go.
+        """Returns the server's best `top_k`, reordered by (−score, id).
 
         Raises:
             RetrievalError: If the last attempt failed, or the reply is unusable.
@@ -77,8 +76,7 @@ class HttpRetriever:
                 f"{self._url} does not follow Search-R1's /retrieve protocol ({error!r}): "
                 'expected {"result": [[{"document": {"id", "contents"}, "score"}]]}'
             ) from error
-        kept = [passage for passage in found if passage.score > 0]
-        return sorted(kept, key=lambda passage: (-passage.score, passage.id))[:top_k]
+        return sorted(found, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
     async def _post(self, body: bytes) -> Any:
         """Returns the JSON of the reply; retries transient faults."""

@@ -6,7 +6,9 @@ from storage.records import RetrievedPassage
 
 
 class Retriever(Protocol):
-    """Searches one corpus. Results are ordered by (−score, id), all scores positive.
+    """Searches one corpus. Results are ordered by (−score, id).
+
+    Scores are positive, except those of a search server, which may be logits or distances below 0.
 
     Attributes:
         digest: Hash of the corpus and of every setting that affects results.

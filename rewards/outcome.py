@@ -24,10 +24,16 @@ class AnswerScores(NamedTuple):
 
     @classmethod
     def in_benchmark(cls, answer: str | None, question: Question) -> "AnswerScores":
-        """Scores an answer as benchmarks do: 0 if missing, None for unanswerable questions."""
+        """Scores an answer as benchmarks do: 0 if missing, None for unanswerable questions.
+
+        A blank answer is a missing one: otherwise it would equal golds without letters or digits
+        (NQ has some, such as ")"), whose normal form is empty.
+        """
         if not question.answerable:
             return cls()
-        return cls(0.0, 0.0, 0.0) if answer is None else cls.of(answer, question.answers)
+        if answer is None or not answer.strip():
+            return cls(0.0, 0.0, 0.0)
+        return cls.of(answer, question.answers)
 
 
 class Verdicts(NamedTuple):

@@ -19,7 +19,8 @@ CONVERTERS = {
 }
 """Commands that convert documents of formats that are not read, by ending."""
 
-_HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
+_HEADING = re.compile(r"#[ \t]+(\S.*)")
+_FENCES = ("```", "~~~")
 
 
 def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passage]:
@@ -87,12 +88,18 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
         faults.add(str(path), f"cannot be read: {error}")
     if faults.count > before:
         return []
-    heading = _HEADING.search(text)
-    return list(
-        cut(
-            name,
-            heading.group(1) if heading else _stem(path).replace("_", " "),
-            text,
-            passage_words,
-        )
-    )
+    title = _first_heading(text) or _stem(path).replace("_", " ")
+    return list(cut(name, title, text, passage_words))
+
+
+def _first_heading(text: str) -> str | None:
+    """Returns the first heading of Markdown's top level, outside code blocks."""
+    in_code = False
+    for line in text.splitlines():
+        if line.lstrip().startswith(_FENCES):
+            in_code = not in_code
+        elif not in_code and (found := _HEADING.match(line)):
+            title = found.group(1).rstrip()
+            opened = title.rstrip("#")  # "# Title #" is also a heading, "# C#" is not closed
+            return opened.rstrip() if opened[-1:].isspace() else title
+    return None

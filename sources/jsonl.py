@@ -3,12 +3,15 @@
 import json
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from base.terminal_escape import inert_json
 from base.text import storable_values
 from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
 from storage.records import Question
+
+NoneAsEmpty = BeforeValidator(lambda value: [] if value is None else value)
+"""Reads null, which exports of tables write for an empty list."""
 
 
 class ParagraphField(BaseModel):
@@ -39,9 +42,9 @@ class QuestionLine(Row):
     type: str | None = None
     hops: int | None = Field(default=None, ge=1, le=32_767)  # limit of an int16 column
     answerable: bool = True
-    supporting_titles: list[str] = Field(default_factory=list)
-    supporting_ids: list[str] = Field(default_factory=list)
-    paragraphs: list[ParagraphField] = Field(default_factory=list)
+    supporting_titles: Annotated[list[str], NoneAsEmpty] = Field(default_factory=list)
+    supporting_ids: Annotated[list[Identifier], NoneAsEmpty] = Field(default_factory=list)
+    paragraphs: Annotated[list[ParagraphField], NoneAsEmpty] = Field(default_factory=list)
     licence: str | None = None
 
     @classmethod

@@ -14,7 +14,7 @@ from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merg
 from sources.gold import resolve_gold
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
 from sources.settings import DataSettings, SetSettings, Split
-from storage.records import Passage, Question, QuestionKey
+from storage.records import Paragraph, Passage, Question, QuestionKey
 
 Notes = Counter[str]
 
@@ -101,7 +101,7 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
     drawn = _of_mix(placed, settings, seed, notes) if settings.mix else _sampled(placed, seed)
     if not drawn:
         raise ConfigError(f"no questions are left: {_listed(notes)}")
-    cited = _with_paragraph_ids([one.question for one in drawn], corpus.passages)
+    cited = _with_paragraph_ids([one.question for one in drawn], corpus)
     questions = resolve_gold(cited, corpus.passages, corpus.aliases)
     examples, incomplete = _note_missing(cited, questions, corpus, notes)
     counted = {name: n for name, n in notes.items() if n}
@@ -226,23 +226,29 @@ def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
     return Corpus(whole.passages, aliases, counts)
 
 
-def _with_paragraph_ids(
-    questions: Iterable[Question], passages: Iterable[Passage]
-) -> list[Question]:
+def _with_paragraph_ids(questions: Iterable[Question], corpus: Corpus) -> list[Question]:
     """Returns questions with passage ids on the paragraphs that are in the corpus.
 
-    Matches title and content, because several passages may share a title. If a supporting paragraph
-    is not found, the question stays unchanged, so that all its gold passages are found by title
-    instead of only some by id.
+    A merged passage's id becomes that of the kept one. A paragraph without an id is matched by
+    title and content, because several passages may share a title. If a supporting one is not found,
+    the question stays unchanged, so that all its gold passages are found by title instead of only
+    some by id.
     """
-    by_content = {(passage.title, passage.text): passage.id for passage in passages}
+    by_content = {(passage.title, passage.text): passage.id for passage in corpus.passages}
+
+    def kept_id(paragraph: Paragraph) -> str | None:
+        if paragraph.id is None:
+            return by_content.get((paragraph.title, paragraph.text))
+        return corpus.aliases.get(paragraph.id, paragraph.id)
 
     def identified(question: Question) -> Question:
-        if all(p.id for p in question.paragraphs):
+        ids = [kept_id(p) for p in question.paragraphs]
+        # Copies a question only if it differs, because large sets are held in memory.
+        if ids == [p.id for p in question.paragraphs]:
             return question
         paragraphs = tuple(
-            p if p.id else p.model_copy(update={"id": by_content.get((p.title, p.text))})
-            for p in question.paragraphs
+            p.model_copy(update={"id": name})
+            for p, name in zip(question.paragraphs, ids, strict=True)
         )
         if any(p.is_supporting and p.id is None for p in paragraphs):
             return question

@@ -49,6 +49,15 @@ async def test_server_results_equal_those_of_the_local_index(
             assert await remote.search(query, 5) == await local.search(query, 5)
 
 
+async def test_scores_below_zero_are_kept_and_ordered() -> None:
+    hits = ", ".join(
+        f'{{"document": {{"id": "{name}", "contents": "x"}}, "score": {score}}}'
+        for name, score in (("a", -3.0), ("b", -0.5), ("c", 0.0))
+    )
+    async with answering(f'{{"result": [[{hits}]]}}') as url:
+        assert [one.id for one in await HttpRetriever(url).search("q", 2)] == ["c", "b"]
+
+
 async def test_a_bad_request_is_refused_naming_the_field(tmp_path: Path) -> None:
     local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
     async with serving(local) as url:

@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_records import a_question
 
 from rewards.answers import contains, cover_em, exact_match, f1, normalise, supporting_recall
+from rewards.outcome import AnswerScores
 
 TEXT = st.text(alphabet="aAnthe ,.-_'!0123ßéİ\t\n", max_size=24)
 
@@ -129,3 +131,9 @@ def test_contains(text: str, golds: list[str], found: bool) -> None:
 def test_cover_em_is_em_or_contains(prediction: str, golds: list[str]) -> None:
     expected = exact_match(prediction, golds) == 1.0 or contains(prediction, golds)
     assert cover_em(prediction, iter(golds)) == expected
+
+
+def test_a_blank_answer_is_wrong_even_if_the_gold_has_no_token() -> None:
+    question = a_question(answers=(")",))
+    assert AnswerScores.in_benchmark(" ", question) == (0, 0, 0)
+    assert AnswerScores.in_benchmark(")", question) == (1, 1, 1)

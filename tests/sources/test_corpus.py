@@ -72,6 +72,22 @@ def test_documents_are_cut_into_passages(tmp_path: Path) -> None:
     assert str(tmp_path) not in "".join(p.id for p in corpus.passages)
 
 
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("# C#\n", "C#"),
+        ("#  Title ##  \n", "Title"),
+        ("#\n\ntext", "file name"),
+        ("## Part\n#No heading\n# Title", "Title"),
+        ("```sh\n# comment\n```\n# Title", "Title"),
+    ],
+)
+def test_a_document_is_titled_by_its_first_heading(tmp_path: Path, text: str, title: str) -> None:
+    (tmp_path / "file_name.md").write_text(text)
+    (passage,) = load_corpus([tmp_path], 100).passages
+    assert passage.title == title
+
+
 def test_search_r1_contents_are_split_into_title_and_text(tmp_path: Path) -> None:
     path = write(
         tmp_path / "c.jsonl",

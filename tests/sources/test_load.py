@@ -168,6 +168,26 @@ def test_gold_is_found_through_merged_ids_and_titles(tmp_path: Path) -> None:
     assert data.notes["warning: cited passages not in the corpus"] == 1
 
 
+def test_paragraphs_have_the_ids_of_the_passages_that_were_kept(tmp_path: Path) -> None:
+    def asked(name: str) -> dict[str, Any]:
+        made = {
+            "id": f"{name}-1",
+            "title": "T",
+            "text": "It was made by Ada.",
+            "is_supporting": True,
+        }
+        return {
+            "id": name,
+            "question": f"Who made {name}?",
+            "answers": ["Ada"],
+            "paragraphs": [made],
+        }
+
+    data = load(write(tmp_path / "q.jsonl", [asked("a"), asked("b")]))
+    for question in data.questions:
+        assert {p.id for p in question.paragraphs} == set(question.supporting_ids) == {"a-1"}
+
+
 def test_titles_of_cut_documents_and_stale_ids_are_warnings(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "Ada.txt").write_text("Ada wrote programs. " * 100)

@@ -41,6 +41,14 @@ def test_a_question_round_trips_through_its_line(
     assert QuestionLine.parse(json.loads(line)).to_question("jsonl") == written
 
 
+def test_numbers_are_read_as_ids_and_null_as_an_empty_list() -> None:
+    line = {"id": 1, "question": "Who?", "answers": ["Ada"], "supporting_ids": [2],
+            "supporting_titles": None, "paragraphs": None}  # fmt: skip
+    read = QuestionLine.parse(line).to_question("jsonl")
+    assert (read.id, read.supporting_ids) == ("1", ("2",))
+    assert (read.supporting_titles, read.paragraphs) == ((), ())
+
+
 def test_a_line_keeps_the_original_source() -> None:
     (line,) = line_of(a_question(source="2wiki", extra={"hops": "two"})).splitlines()
     read = QuestionLine.parse(json.loads(line)).to_question("jsonl")
