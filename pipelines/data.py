@@ -6,6 +6,7 @@ Both are also done on demand by every stage that needs them.
 from collections import Counter
 
 from analysis.table import NONE, Sheet
+from base.terminal_escape import inert
 from runs.factories import open_data, open_index
 from runs.stage import StageContext, StageResult
 
@@ -20,7 +21,8 @@ def data(context: StageContext) -> StageResult:
     )
     head = ("source", "split", "type", "hops", "n")
     context.console.print(Sheet(f"{len(found.questions)} questions", head, rows, names=3).text())
-    context.log(f"{len(found.passages):,} passages")
+    examples = ", ".join(f"{inert(one.id)} ({inert(one.title)})" for one in found.passages[:3])
+    context.log(f"{len(found.passages):,} passages, such as {examples}")
     for line in found.describe_notes():
         context.log(line)
     totals = {"questions": len(found.questions), "passages": len(found.passages)}

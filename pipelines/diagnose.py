@@ -90,7 +90,7 @@ def diagnose(
     unsampled = no_model or not grown or returns
     sampled = [] if unsampled else sample_pairs(pairs, sample, context.recipe.seed)
     context.log(
-        f"diagnose: {len(pairs)} pairs of {table}, {len(sampled)} of them get fresh rollouts"
+        f"diagnose: table {table}, {len(pairs)} pairs; {len(sampled)} of them get fresh rollouts"
     )
     if context.dry_run:
         return StageResult({"pairs": len(pairs), "sample": len(sampled), "dry_run": True})

@@ -6,7 +6,7 @@ passages with that title. Otherwise, the gold documents are unknown. (Titles are
 MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
 
 A title that the corpus does not have exactly may differ from one in case and underscores, or be the
-file name of a document that is titled by its heading.
+path or file name of a document that is titled by its heading.
 """
 
 from collections import defaultdict
@@ -62,7 +62,7 @@ def title_key(title: str) -> str:
 
 
 def _similar(titles: Iterable[str], passages: Iterable[Passage]) -> Mapping[str, list[Passage]]:
-    """Returns the passages whose title or file name is similar to one of `titles`, by its key."""
+    """Returns the passages whose title, path or file name is similar to one of `titles`."""
     found: dict[str, list[Passage]] = {title_key(title): [] for title in titles}
     for passage in passages if found else ():
         for key in {title_key(name) for name in _names(passage)} & found.keys():
@@ -71,12 +71,15 @@ def _similar(titles: Iterable[str], passages: Iterable[Passage]) -> Mapping[str,
 
 
 def _names(passage: Passage) -> Iterator[str]:
-    """Yields the title, and the document's file name with and without its ending."""
+    """Yields the title; of a document also its path, with and without the corpus folder's name, and
+    its file name, with and without its ending.
+    """
     yield passage.title
     file = PurePosixPath(passage.id.rpartition("#")[0] or passage.id)
     file = file.with_suffix("") if file.suffix.lower() == ".gz" else file
     if file.suffix.lower() in ENDINGS:
-        yield from (file.name, file.stem)
+        below_folder = PurePosixPath(*file.parts[1:])
+        yield from (str(file), str(below_folder), file.name, file.stem)
 
 
 def _spelled(

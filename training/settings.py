@@ -120,7 +120,7 @@ class WarmStartSettings(ExampleSettings):
     """Supervised start on traces built from gold facts, and on reading examples.
 
     Attributes:
-        base: Model to train: "packaged", or a model folder.
+        base: Model to train: "packaged", a model folder, a GGUF file, or `hub:owner/name`.
         questions: Questions of split `warm` of `data` to trace; unanswerable ones give a trace if
             the protocol can refuse. All sets of a mix give the same number. One whose split is
             unset is used whole.

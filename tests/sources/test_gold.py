@@ -53,10 +53,11 @@ def test_aliases_resolve_to_the_kept_passage_and_missing_ids_are_dropped() -> No
         ("ISLAND", "Kim", ("Island",), ("a",)),
         ("The bay", "Bay", ("Harbours",), ("docs/the_bay.md#1",)),
         ("the_bay.md", "nobody", ("Harbours",), ("docs/the_bay.md#0", "docs/the_bay.md#1")),
+        ("docs/the_bay.md", "Bay", ("Harbours",), ("docs/the_bay.md#1",)),
         ("Bays", "Bay", ("Bays",), ()),
     ],
 )
-def test_a_title_is_found_in_another_spelling_or_as_a_file_name(
+def test_a_title_is_found_in_another_spelling_or_as_a_path_or_file_name(
     title: str, answer: str, spelled: tuple[str, ...], ids: tuple[str, ...]
 ) -> None:
     asked = {"id": "q", "source": "s", "question": "?", "answers": (answer,)}
