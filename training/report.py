@@ -14,10 +14,8 @@ from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from training.policy_shift import PolicyShift
 from weights.adapters import WEIGHTS
-from weights.model_folders import file_hash
+from weights.model_folders import TRAINING_RECORD, file_hash
 from weights.policy_files import policy_digest, policy_files
-
-RECORD = "training.json"
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,13 @@ def write_training_record(target: Path, report: TrainingReport, made_of: Mapping
         "versions": {name: _version(name) for name in ("torch", "transformers", "trl", "peft")},
         "python": platform.python_version(),
     }
-    atomic_write_json(target / RECORD, json.loads(json.dumps(record, default=str)))
+    atomic_write_json(target / TRAINING_RECORD, json.loads(json.dumps(record, default=str)))
 
 
 def finished_training(target: Path, fingerprint: str) -> TrainingReport | None:
     """Returns the report of a model folder with this fingerprint and unchanged weights."""
     try:
-        record = json.loads((target / RECORD).read_bytes())
+        record = json.loads((target / TRAINING_RECORD).read_bytes())
         same = record["fingerprint"] == fingerprint
         if same and record["digests"].items() >= _trained(target).items():
             return _REPORT.validate_python(record["report"])

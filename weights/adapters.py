@@ -10,11 +10,9 @@ from typing import Any
 from base.errors import ConfigError
 from base.plain_json import as_object, object_inside, parse_json
 from base.safe_files import read_named
-from weights.model_folders import ADAPTER_CONFIG, file_hash
+from weights.model_folders import ADAPTER_CONFIG, TRAINING_RECORD, file_hash
 from weights.safetensors_header import tensor_shapes
 
-TRAINING = "training.json"
-"""File of a policy folder: base and chain below its adapter, and the SHA-256 of each adapter."""
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 8192
 """Highest allowed rank of a LoRA; larger ranks do not help any existing model."""
@@ -85,19 +83,19 @@ def _check_recorded_hash(adapter: Path) -> None:
     """
     for folder in adapter.parents[:2]:
         try:
-            digests = object_inside(folder, TRAINING).get("digests")
+            digests = object_inside(folder, TRAINING_RECORD).get("digests")
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{folder / TRAINING}: cannot be read ({error}). Restore it from a copy"
+                f"{folder / TRAINING_RECORD}: cannot be read ({error}). Restore it from a copy"
             ) from error
         name = adapter.relative_to(folder).as_posix()
         recorded = digests.get(name) if isinstance(digests, dict) else None
         if recorded is not None and recorded != file_hash(adapter / WEIGHTS, sha256=True):
             raise ConfigError(
                 f"{adapter / WEIGHTS}: is damaged or was replaced, because its SHA-256 is not the "
-                f"one in {folder / TRAINING}. Restore it from a copy, or retrain the adapter"
+                f"one in {folder / TRAINING_RECORD}. Restore it from a copy, or retrain the adapter"
             )
 
 

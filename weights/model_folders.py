@@ -17,6 +17,8 @@ from base.plain_json import as_object, parse_json
 from base.safe_files import open_named, read_named
 
 ADAPTER_CONFIG = "adapter_config.json"
+TRAINING_RECORD = "training.json"
+"""File of every trained folder: what was trained, from which base, with the SHA-256 of adapters."""
 MERGED_WEIGHTS = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
 MOST_LAYERS = 1000

@@ -24,10 +24,16 @@ from typing import Any
 
 from base.errors import ConfigError
 from base.plain_json import object_inside
-from weights.adapters import TRAINING, adapter_config, check_adapter, load_tensors
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
+from weights.adapters import adapter_config, check_adapter, load_tensors
 from weights.hub import HUB, hub_folder, pinned_name
-from weights.model_folders import MERGED_WEIGHTS, file_hash, reject_code, weight_files
+from weights.model_folders import (
+    MERGED_WEIGHTS,
+    TRAINING_RECORD,
+    file_hash,
+    reject_code,
+    weight_files,
+)
 from weights.pretrained import pretrained
 from weights.safetensors_header import tensor_shapes
 
@@ -153,9 +159,9 @@ def _pickled(folder: Path) -> str:
 
 def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
     """Returns the files below a folder's own adapter, from its `training.json`."""
-    path = folder / TRAINING
+    path = folder / TRAINING_RECORD
     try:
-        record = object_inside(folder, TRAINING)
+        record = object_inside(folder, TRAINING_RECORD)
         base, chain = str(record["base"]), [str(entry) for entry in record.get("chain", [])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -23,12 +23,11 @@ from rewards.reward_model.heads import Heads
 from storage.records import Message
 from weights.embedding import FrozenEncoder, Prefix
 from weights.hub import HUB
-from weights.model_folders import path_from
+from weights.model_folders import TRAINING_RECORD, path_from
 from weights.policy_files import PACKAGED
 
 KIND = "reward-model"
 HEADS = "heads.safetensors"
-RECORD = "training.json"
 
 _NAMED = ("encoder", "encoder_digest", "heads_digest")
 
@@ -76,8 +75,8 @@ class RewardModel:
         heads = Heads.load(folder / HEADS)
         if heads.digest != record["heads_digest"]:
             raise ConfigError(
-                f"{folder}: {HEADS} and {RECORD} are from different trainings; retrain with "
-                "`branchwise train-rm`"
+                f"{folder}: {HEADS} and {TRAINING_RECORD} are from different trainings; retrain "
+                "with `branchwise train-rm`"
             )
         encoder = FrozenEncoder(
             encoder_name(folder, record["encoder"]),
@@ -127,9 +126,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: If the folder does not contain a reward model.
     """
-    path = folder / RECORD
+    path = folder / TRAINING_RECORD
     try:
-        record = object_inside(folder, RECORD)
+        record = object_inside(folder, TRAINING_RECORD)
         is_ours = record["kind"] == KIND
         if is_ours:
             _check_complete(record)

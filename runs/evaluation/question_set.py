@@ -19,7 +19,7 @@ from storage.manifest import load_manifest
 from storage.parts import TRAINED, read_parts
 from storage.records import Question
 from storage.schemas import table_to_records
-from weights.adapters import TRAINING
+from weights.model_folders import TRAINING_RECORD
 
 
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
@@ -138,6 +138,6 @@ def _learned_from(run: Path) -> Iterator[Question]:
 def _trained_on(model: str) -> str | None:
     """Returns the run of a policy's training rows, if its folder records it."""
     try:
-        return Path(object_inside(Path(model), TRAINING)["data"]["run"]).name
+        return Path(object_inside(Path(model), TRAINING_RECORD)["data"]["run"]).name
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return None

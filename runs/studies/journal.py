@@ -21,6 +21,7 @@ from base.errors import StorageError
 from base.safe_files import LOG_BYTES, read_inside
 from base.text import digest_of
 from storage.manifest import load_manifest, problem_of
+from weights.model_folders import TRAINING_RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +154,5 @@ def _of_model(model: Path) -> str | None:
     for path in sorted(path for weights in WEIGHTS for path in model.glob(weights)):
         with path.open("rb") as file:
             digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
-    whole = digests and (model / "training.json").is_file()
+    whole = digests and (model / TRAINING_RECORD).is_file()
     return digest_of(*digests) if whole else None

@@ -24,7 +24,7 @@ from runs.factories import engine_for
 from runs.recipe import Recipe
 from training.arguments import check_has_lora
 from weights.adapter_chain import save_adapter
-from weights.adapters import TRAINING
+from weights.model_folders import TRAINING_RECORD
 from weights.policy_files import PolicyFiles, policy_digest, policy_files
 from weights.policy_gguf import write_policy_gguf
 
@@ -118,7 +118,9 @@ class VllmServing:
         new, start = self.folder / "new", policy_files(self.recipe.policy.trainable)
         save_adapter(model, new)
         chain = [str(adapter.resolve()) for adapter in start.adapters]
-        atomic_write_json(new / TRAINING, {"base": str(start.base.resolve()), "chain": chain})
+        atomic_write_json(
+            new / TRAINING_RECORD, {"base": str(start.base.resolve()), "chain": chain}
+        )
         named = served_name(self.recipe.policy.model_copy(update={"model": str(new)}))
         shutil.rmtree(self.folder / named, ignore_errors=True)
         return new.rename(self.folder / named)

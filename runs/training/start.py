@@ -17,6 +17,7 @@ from runs.preflight import require, start_files
 from runs.stage import StageContext, checked_name
 from storage.manifest import load_manifest
 from storage.parts import read_parts
+from weights.model_folders import TRAINING_RECORD
 from weights.policy_files import policy_digest, policy_files
 
 WARM_START = "warm-start"
@@ -94,7 +95,7 @@ def trained_folder(context: StageContext, kind: str, name: str) -> Path:
 def _kind_in(folder: Path) -> str | None:
     """Returns the kind of training in a model folder's record; None if unknown."""
     try:
-        kind = object_inside(folder, "training.json").get("kind")
+        kind = object_inside(folder, TRAINING_RECORD).get("kind")
     except (OSError, ValueError):
         return None
     return kind if isinstance(kind, str) else None

@@ -22,7 +22,7 @@ from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from base.text import Log, digest_of_many
 from rewards.reward_model.heads import Heads
-from rewards.reward_model.model import HEADS, KIND, RECORD, stored_encoder
+from rewards.reward_model.model import HEADS, KIND, stored_encoder
 from rewards.scheme import RewardScheme
 from training.lengths import filter_by_length
 from training.reward_model.comparisons import SiblingComparison, split_questions
@@ -30,6 +30,7 @@ from training.reward_model.heads import fit_heads
 from training.reward_model.metrics import ModelMetrics, Steps, measure
 from training.settings import RewardModelSettings
 from weights.embedding import FrozenEncoder, Prefix
+from weights.model_folders import TRAINING_RECORD
 
 METRICS = "metrics.json"
 
@@ -199,5 +200,6 @@ def _write(
     heads.save(target / HEADS)
     atomic_write_json(target / METRICS, report.as_json())
     atomic_write_json(
-        target / RECORD, {**record, "heads_digest": heads.digest, "seconds": report.seconds}
+        target / TRAINING_RECORD,
+        {**record, "heads_digest": heads.digest, "seconds": report.seconds},
     )
