@@ -25,8 +25,9 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
     """A policy to compare, or a rater: settings of `policy:` and `agent:` in one block.
 
     Defaults to the recipe's settings. With another `engine` or `base_url`, it inherits nothing
-    about the endpoint (address, key, price, weights, server arguments, form of constraints). A
-    model name alone stands for `{model: …}`.
+    about the endpoint (address, key, price, weights, server arguments, form of constraints). With
+    another `model` at an `openai` endpoint, it inherits no price and no weights. A model name alone
+    stands for `{model: …}`.
 
     Attributes:
         model: Model folder, "packaged" or served name; `{run}` is replaced by the run's name.
@@ -86,9 +87,9 @@ class EvaluationSettings(Settings):
         baselines: Modules of `evaluation.baselines` to evaluate on the same questions. `majority`
             is the most frequent answer in the source's `train` split. The others are one turn of
             `baseline_model`: `closed-book` without passages, `one-shot` with the passages that the
-            question retrieves, `oracle` with the gold passages.
-        baseline_model: Model folder, "packaged", or a served name. Defaults to "packaged" in the
-            embedded engine, otherwise to the policy's model.
+            question retrieves, `oracle` with the gold passages. Its default is "packaged" in the
+            embedded engine, otherwise the policy's model.
+        baseline_model: Model of the baselines: a model, or a block of settings as in `policies`.
         draw: Sample index. Another number draws fresh answers for every policy, so that a model can
             be compared with itself.
         judge: Model that judges stored predictions. Unset: none.
@@ -98,7 +99,7 @@ class EvaluationSettings(Settings):
     limit: int = Field(default=200, ge=1)
     temperature: float = Field(default=0.0, ge=0, le=5)
     baselines: tuple[str, ...] = ()
-    baseline_model: str | None = None
+    baseline_model: EvaluatedPolicy | None = None
     draw: int = Field(default=0, ge=0)
     judge: EvaluationJudge | None = None
 

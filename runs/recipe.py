@@ -92,6 +92,7 @@ class DifficultySettings(Settings):
 
 
 S = TypeVar("S", bound=Settings)
+M = TypeVar("M", bound=ModelSettings)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 """Pattern of folder names."""
@@ -111,12 +112,17 @@ DEFAULT_STAGES: tuple[StageName, ...] = ("annotate", "train-dpo", "eval")
 
 JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
+BASELINE_MODEL = "evaluation.baseline_model"
+"""Setting that names the model of the baselines."""
 
 ENDPOINT = {
     *("base_url", "api_key_env", "price_per_million", "server_args", "structured_output"),
     "weights",
 }
 """Settings that a policy or rater at another endpoint does not inherit, such as the key."""
+
+HOSTED_MODEL = {"price_per_million", "weights"}
+"""Settings that another model of the same hosted endpoint does not inherit."""
 
 
 def identity_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,6 +282,15 @@ class Recipe(Settings):
         alone = recipe.evaluation.model_copy(update={"policies": {}, "judge": None})
         return recipe.model_copy(update={"evaluation": alone, "judge": None, "verifier": None})
 
+    def reader_recipe(self, run: str) -> "Recipe":
+        """Returns this recipe with the model of the baselines as its only policy.
+
+        See `policy_recipes` for `run`.
+        """
+        untrained = "packaged" if self.policy.engine == "openvino" else self.policy.model
+        reader = self.evaluation.baseline_model or EvaluatedPolicy(model=untrained)
+        return self._with_policy(reader, run, self.evaluation.temperature)
+
     def _with_policy(self, policy: EvaluatedPolicy, run: str, temperature: float) -> "Recipe":
         own = {name: getattr(policy, name) for name in policy.model_fields_set}
         own["model"] = policy.model.replace("{run}", run)
@@ -298,12 +313,16 @@ class Recipe(Settings):
         return _with_own(self.judge or JudgeSettings(), own)
 
     def own_endpoints(self) -> dict[str, ModelSettings]:
-        """Returns models at other endpoints than the policy's, and the answer judge, by setting."""
-        here = (self.policy.engine, self.policy.base_url)
+        """Returns the models of evaluations and the rater that have another endpoint or price than
+        the policy, and the answer judge, by setting.
+        """
         policies = self.policy_recipes(self.name).items()
         asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
         asked["difficulty.policy"] = self.rater_recipe(self.name).policy
-        found = {name: one for name, one in asked.items() if (one.engine, one.base_url) != here}
+        if self.evaluation.baselines:
+            asked[BASELINE_MODEL] = self.reader_recipe(self.name).policy
+        here = _endpoint_and_price(self.policy)
+        found = {name: one for name, one in asked.items() if _endpoint_and_price(one) != here}
         return found if (judge := self.answer_judge) is None else {**found, JUDGE: judge}
 
     @property
@@ -325,11 +344,22 @@ class Recipe(Settings):
         return _hash(content)
 
 
-def _with_own(model: S, own: Mapping[str, Any]) -> S:
-    """Returns a model with its own settings; at another endpoint it does not inherit `ENDPOINT`."""
-    here = {"engine", "base_url"} & own.keys()
-    if any(own[name] != getattr(model, name) for name in here):
+def _endpoint_and_price(model: ModelSettings) -> tuple[object, ...]:
+    return model.engine, model.base_url, model.price_per_million
+
+
+def _with_own(model: M, own: Mapping[str, Any]) -> M:
+    """Returns a model with its own settings.
+
+    It does not inherit `ENDPOINT` at another endpoint, nor `HOSTED_MODEL` as another model of the
+    same one. A server of one's own costs the same for every model.
+    """
+    named = own.keys() & {"engine", "base_url", "model"}
+    differing = {name for name in named if own[name] != getattr(model, name)}
+    if differing - {"model"}:
         model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
+    elif differing and model.engine == "openai":
+        model = _updated(model, ModelSettings().model_dump(include=HOSTED_MODEL))
     return _updated(model, own)
 
 

@@ -22,7 +22,7 @@ from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest
 from runs.preflight import model_files, problems
 from runs.progress import Progress, attempt_each
-from runs.recipe import Recipe
+from runs.recipe import BASELINE_MODEL, Recipe
 from runs.stage import Gate, StageContext
 from sources.load import Data, load_split
 from sources.splits import folded_question
@@ -59,7 +59,7 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
     found = recipe.policy_recipes(run.name)
     models = {f"evaluation.policies.{name}": one.policy for name, one in found.items()}
     if recipe.evaluation.baselines:
-        models["evaluation.baseline_model"] = _reader(recipe, run).policy
+        models[BASELINE_MODEL] = recipe.reader_recipe(run.name).policy
     checks = (check for item in models.items() for check in model_files(*item))
     if missing := list(problems(checks)):
         raise ConfigError("\n".join(missing))
@@ -85,7 +85,7 @@ def baseline_candidates(
     Raises:
         ConfigError: If the questions of the split `train`, or the model, cannot be read.
     """
-    reader = _reader(recipe, run)
+    reader = recipe.reader_recipe(run.name)
     material = Material(
         {passage.id: passage for passage in data.passages},
         retriever,
@@ -114,13 +114,6 @@ def baseline_candidates(
             f"eval/{name}",
             baseline.asks_model,
         )
-
-
-def _reader(recipe: Recipe, run: Path) -> Recipe:
-    untrained = "packaged" if recipe.policy.engine == "openvino" else recipe.policy.model
-    model = (recipe.evaluation.baseline_model or untrained).replace("{run}", run.name)
-    policy = recipe.policy.model_copy(update={"model": model})
-    return recipe.model_copy(update={"policy": policy})
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:

@@ -126,10 +126,9 @@ def test_a_block_that_repeats_the_recipe_is_the_same_evaluation(
 
 
 def test_a_policy_inherits_missing_settings_from_the_recipe(config: Path) -> None:
-    def second(block: str) -> Recipe:
-        return load_recipe(config, [f"evaluation.policies={{it: {block}}}"]).policy_recipes("r")[
-            "it"
-        ]
+    def second(block: str, *settings: str) -> Recipe:
+        changes = [f"evaluation.policies={{it: {block}}}", *settings]
+        return load_recipe(config, changes).policy_recipes("r")["it"]
 
     ours = load_recipe(config)
     same = second("{model: 'models/{run}/dpo', protocol: evo-rag}")
@@ -140,6 +139,9 @@ def test_a_policy_inherits_missing_settings_from_the_recipe(config: Path) -> Non
     other = second("{model: m, base_url: 'http://127.0.0.1:1/v1'}")
     assert other.policy.engine == "openai"
     assert other.policy.api_key_env == "OPENAI_API_KEY", "no key goes to another address"
+    larger = second("{model: big}", "policy.weights=hub:o/small").policy
+    assert larger.base_url == ours.policy.base_url
+    assert larger.weights is None, "its tokens are not those of the small model"
     embedded = second("{model: packaged, engine: openvino}")
     assert embedded.policy.base_url is None
     assert embedded.policy.top_p == ours.policy.top_p

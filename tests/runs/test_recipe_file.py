@@ -13,6 +13,9 @@ from runs.recipe_file import load_recipe
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVO = "name: x\nrewards: {scheme: evo-rag}\nagent: {protocol: evo-rag}"
 """A recipe of EVO-RAG without search settings."""
+HOSTED = "{engine: openai, model: m, base_url: u, price_per_million: {input: 1, output: 1}}"
+PAID = f"name: x\nlimits: {{max_usd: 1}}\npolicy: {HOSTED}\n"
+"""A recipe with a priced model and a limit in dollars."""
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,15 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
             "name: x\nlimits: {max_usd: 1}\njudge: {engine: openai, model: m, base_url: u, "
             "price_per_million: {input: 1}}\nmcts: {evaluator: judge}\n",
             "judge.price_per_million does not set output",
+        ),
+        (f"{PAID}evaluation: {{policies: {{big: big}}}}\n", "evaluation.policies.big.price_per"),
+        (
+            f"{PAID}evaluation: {{judge: {{model: big}}}}\njudge: {HOSTED}\n",
+            "evaluation.judge.price_per",
+        ),
+        (
+            f"{PAID}evaluation: {{baselines: [oracle], baseline_model: big}}\n",
+            "evaluation.baseline_model.price_per",
         ),
         ("name: x\nmcts: {max_children: 1}\n", "steps without siblings"),
         ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
