@@ -45,7 +45,8 @@ class PolicyRow:
         answerable: Number of answerable questions; em, f1 and cover_em are means over these.
         failed: Number of questions without a prediction.
         means: Means by name: `SCORES`, shares and `relevance` in [0, 1], the others per question;
-            None without any value. `invalid` counts replies without the protocol's format.
+            None without any value. `invalid` is the share of questions whose trajectory breaks the
+            protocol's format.
             `refusal_precision` and `refusal_recall` are None if every question is answerable;
             precision also without refusals. A failed question does not count as refused.
         counts: Number of questions of each mean, by its name.

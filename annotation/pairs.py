@@ -70,6 +70,7 @@ def sibling_pairs(
     *,
     guessable: bool = False,
     whole_reply: bool = False,
+    ties: bool = False,
 ) -> tuple[list[SiblingPair], Counter[str]]:
     """Returns all pairs of siblings that make a preference, and the number dropped by reason.
 
@@ -81,6 +82,7 @@ def sibling_pairs(
             side of a pair is better, and by how much; each is a component of its side's label.
         guessable: Whether the tree's question is guessable (`rewards.guessable`).
         whole_reply: Whether siblings are equal only if their texts are (see `RewardScheme`).
+        ties: Whether equal siblings are also returned, for studies; the earlier one is "chosen".
 
     Returns:
         Pairs in order of parent and siblings, and the number of dropped pairs by the first reason
@@ -97,7 +99,7 @@ def sibling_pairs(
     dropped: Counter[str] = Counter()
     for _, family in sorted(families.items()):
         for one, other in combinations(family, 2):
-            pair = _compare(one, other, settings, whole_reply)
+            pair = _compare(one, other, settings, whole_reply, ties)
             if isinstance(pair, SiblingPair):
                 pairs.append(pair)
             else:
@@ -174,13 +176,13 @@ def _with_score(label: Label, score: float | None) -> Label:
 
 
 def _compare(
-    one: _Sibling, other: _Sibling, settings: PairSettings, whole_reply: bool
+    one: _Sibling, other: _Sibling, settings: PairSettings, whole_reply: bool, ties: bool
 ) -> SiblingPair | str:
     """Returns the pair of two siblings, or the reason that they do not form one."""
     difference = _difference(one, other, settings)
     if isinstance(difference, str):
         return difference
-    # If both are equal, the earlier node is called chosen; the pair is dropped as too narrow.
+    # If both are equal, the earlier node is called chosen; without `ties` the pair is too narrow.
     (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
     if chosen.action == "invalid":
         return "chosen_invalid"
@@ -188,7 +190,7 @@ def _compare(
         return "few_outcomes"
     if _is_same(chosen, rejected, settings, whole_reply):
         return "same_content"
-    if difference == 0 or not is_wide_enough(difference, settings.min_gap):
+    if (difference == 0 and not ties) or not is_wide_enough(difference, settings.min_gap):
         return "small_gap"
     return _exclusion_reason(chosen, rejected, settings) or SiblingPair(
         chosen, rejected, high, low, gap(high, low), abs(difference)

@@ -84,7 +84,7 @@ def labels(runner: StudyRunner) -> None:
 def comparisons(run: Run) -> list[Pair]:
     """Returns all pairs of siblings that any estimator could compare; their order is arbitrary."""
     anything = PairSettings(min_gap=0.0, min_outcomes=1)
-    relabeller = Relabeller(run.recipe.model_copy(update={"pairs": anything}))
+    relabeller = Relabeller(run.recipe.model_copy(update={"pairs": anything}), ties=True)
     return [pair for tree in stored_trees(run) for pair in relabeller.label(tree)[1]]
 
 

@@ -14,7 +14,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agent.protocols import protocol_of
@@ -130,7 +130,12 @@ def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -
     baselines = len(data.questions) * len(recipe.evaluation.baselines)
     bounds += rollout_cost(recipe, data).times((0, baselines))  # some ask no model
     units = (asked, asked + baselines)
-    answers = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds)
+    everyone = [*policies, *([recipe.reader_recipe(context.run.name)] if baselines else ())]
+    one_price = all(
+        one.policy.price_per_million == everyone[0].policy.price_per_million for one in everyone
+    )
+    priced = everyone[0] if one_price else None
+    answers = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, priced)
     if recipe.answer_judge is None:
         return answers
     judged = Prompts(recipe, data).calls(recipe.answer_judge, (0, asked + baselines))
@@ -165,8 +170,13 @@ def _report(
     context.console.print(render_table(comparison, by_type=by_type))
     rows = [row.totals() for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:
+        differences = [
+            {"baseline": one.baseline, **asdict(one.interval)}
+            for one in comparison.differences
+            if (one.policy, one.stratum, one.metric) == (row["policy"], EVERYTHING, "em")
+        ]
         folder = run.folder / "eval" / row["policy"] / name
-        atomic_write_json(folder / "metrics.json", row)
+        atomic_write_json(folder / "metrics.json", {**row, "differences": differences})
     atomic_write_text(run.folder / "eval" / f"{name}.md", render_markdown(comparison))
     more = "" if by_type else ", also by type, hops and guessability"
     context.log(f"wrote {run.folder / 'eval' / name}.md{more}")

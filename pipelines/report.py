@@ -46,7 +46,7 @@ def write_report(run: Run, log: Log) -> dict[str, Any]:
         "failures": facts.failures(run.folder),
         "distributions": facts.distributions(run.folder),
         "trainings": facts.trainings(model_folder(run.folder, "dpo").parent),
-        "evaluations": facts.evaluations(run.folder, run.recipe.seed),
+        "evaluations": facts.evaluations(run.folder),
     }
     page = run.folder / PAGE
     write_page(page, shown, trees, pairs)

@@ -6,16 +6,14 @@ memory.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.significance import paired_bootstrap, wilson
+from analysis.significance import wilson
 from base.plain_json import as_object
 from storage.manifest import Manifest, load_manifest
-from storage.parts import question_ids, read_parts
+from storage.parts import read_parts
 from storage.records import Failure
 from storage.schemas import table_to_records
 from storage.views import connect, rows_of
@@ -76,20 +74,6 @@ DISTRIBUTIONS = {
 """SQL of each distribution. Bins are [low, high)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """A policy's EM by question (source and id), and the ids of the questions that failed."""
-
-    em: Mapping[str, float]
-    failed: Set[str]
-
-    def of(self, question: str) -> float | None:
-        """Returns the EM of a question, 0 if it failed; None if the policy was not asked it."""
-        failed = question.rpartition(_UNIT)[2] in self.failed
-        return self.em.get(question, 0.0 if failed else None)
-
-
-_UNIT = "\x1f"
 MOST_POINTS = 400
 """Maximum number of points of a training curve on the page; longer curves are thinned."""
 
@@ -145,61 +129,41 @@ def trainings(models: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def evaluations(run: Path, seed: int) -> list[dict[str, Any]]:
+def evaluations(run: Path) -> list[dict[str, Any]]:
     """Returns each evaluation of the run: a row per policy, and differences in EM.
 
-    Intervals are 95 %: Wilson's for a policy's EM, a paired bootstrap for a difference over the
-    questions that both were asked. A question that failed counts as wrong, as in the tables of
-    `branchwise eval`. Policies whose evaluation has not finished are left out.
+    Intervals are 95 %: Wilson's for a policy's EM; the differences are those of `branchwise eval`.
+    Policies whose evaluation has not finished are left out.
     """
-    found: dict[str, dict[str, Scores]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for table in sorted({part.table for part in load_manifest(run).parts}):
         match table.split("/"):
             case ["eval", policy, name, "predictions"] if _metrics(run, name, policy).is_file():
-                failed = question_ids(run, f"eval/{policy}/{name}/failures")
-                found.setdefault(name, {})[policy] = Scores(_em_by_question(run, table), failed)
+                found.setdefault(name, []).append(_measured(run, name, policy))
     return [
         {
             "name": name,
-            "rows": [_policy(run, name, policy) for policy in scores],
-            "differences": list(differences(scores, seed)),
+            "rows": [_row(one) for one in policies],
+            "differences": [
+                {"policy": one["policy"], **difference}
+                for one in policies
+                for difference in one["differences"]
+            ],
         }
-        for name, scores in found.items()
+        for name, policies in found.items()
     ]
-
-
-def _em_by_question(run: Path, table: str) -> dict[str, float]:
-    rows = read_parts(run, table, ["source", "question_id", "em"]).to_pylist()
-    return {
-        f"{row['source']}{_UNIT}{row['question_id']}": row["em"]
-        for row in rows
-        if row["em"] is not None
-    }
 
 
 def _metrics(run: Path, name: str, policy: str) -> Path:
     return run / "eval" / policy / name / "metrics.json"
 
 
-def _policy(run: Path, name: str, policy: str) -> dict[str, Any]:
-    row = as_object(json.loads(_metrics(run, name, policy).read_text(encoding="utf-8")))
+def _measured(run: Path, name: str, policy: str) -> dict[str, Any]:
+    return as_object(json.loads(_metrics(run, name, policy).read_text(encoding="utf-8")))
+
+
+def _row(measured: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("policy", "n", "failed", "em", "f1", "cover_em", "searches", "steps", "invalid")
-    low, high = wilson(row["em"], row["answerable"]) if row["em"] is not None else (None, None)
-    return {**{key: row[key] for key in kept}, "low": low, "high": high}
-
-
-def differences(scores: Mapping[str, Scores], seed: int) -> Iterator[dict[str, Any]]:
-    """Yields the difference in EM of any two policies, over questions that both were asked."""
-    for (baseline, before), (policy, after) in combinations(scores.items(), 2):
-        both = ((before.of(one), after.of(one)) for one in sorted({*before.em, *after.em}))
-        shared = [(b, a) for b, a in both if b is not None and a is not None]
-        shared += [(0.0, 0.0)] * len(before.failed & after.failed)
-        if shared:
-            found = paired_bootstrap([b for b, _ in shared], [a for _, a in shared], seed=seed)
-            yield {
-                "policy": policy,
-                "baseline": baseline,
-                "mean": found.mean,
-                "low": found.low,
-                "high": found.high,
-            }
+    em = measured["em"]
+    low, high = wilson(em, measured["answerable"]) if em is not None else (None, None)
+    return {**{key: measured[key] for key in kept}, "low": low, "high": high}

@@ -100,6 +100,7 @@ class Relabeller:
 
     recipe: Recipe
     fresh: Fresh = field(default_factory=dict)
+    ties: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
 
     @cached_property
@@ -126,6 +127,7 @@ class Relabeller:
             scores,
             guessable=luck,
             whole_reply=self._scheme.whole_reply,
+            ties=self.ties,
         )
         self.dropped.update(dropped)
         found = pair_rows(question, pairs, states, prompt, self._provenance(rows[0]))

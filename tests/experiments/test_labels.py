@@ -8,8 +8,9 @@ from fake_endpoint import FakeEndpoint
 from sample_records import a_pair
 from tiny_dataset import recipe
 
-from experiments.labels import ALPHAS, ESTIMATORS, in_order
+from experiments.labels import ALPHAS, ESTIMATORS, comparisons, in_order
 from pipelines.cli import parser, run_stage
+from runs.folder import existing_run
 from storage.ledger import Ledger
 
 
@@ -40,6 +41,12 @@ def study(run: Path, *more: object) -> int:
 def table(run: Path, name: str) -> list[dict[str, str]]:
     with (run / "study" / f"labels-{name}.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def test_siblings_are_compared_regardless_of_their_labels(run: Path) -> None:
+    found = comparisons(existing_run(run))
+    assert any(pair.reward_gap == 0 for pair in found), "ties are comparisons, too"
+    assert any(pair.reward_gap > 0 for pair in found)
 
 
 def test_every_estimator_is_evaluated_with_fresh_rollouts(

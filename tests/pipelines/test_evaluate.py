@@ -11,6 +11,7 @@ from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
+from report.facts import evaluations
 from runs.evaluation.question_set import set_name
 from runs.recipe_file import load_recipe
 from storage.parts import read_parts
@@ -147,6 +148,12 @@ def test_a_policy_that_always_fails_is_in_the_table(
         assert evaluated(config, run) == 4
     (kept,) = (run / "eval").glob("*.md")
     assert "| second | all | 0.0 | 0.0 | 0.0 | 6 | 6 |" in kept.read_text()
+    (shown,) = evaluations(run)
+    first, second = shown["rows"]
+    (difference,) = shown["differences"]
+    assert (difference["policy"], difference["baseline"]) == ("second", "first")
+    assert difference["n"] == second["failed"] == 6
+    assert difference["mean"] == -first["em"] < 0
 
 
 def test_evaluations_with_other_settings_are_stored_separately(

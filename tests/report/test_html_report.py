@@ -13,7 +13,7 @@ from report_run import HOSTILE, a_run_with_report
 from sample_records import a_node
 from tiny_dataset import QUESTIONS
 
-from report.facts import Scores, differences, distributions
+from report.facts import distributions
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
 from storage.schemas import TREES, rows_to_table
@@ -99,17 +99,3 @@ def test_judge_scores_are_compared_with_answers_below_the_step(tmp_path: Path) -
     # Below step 1: one right and one wrong answer; below step 2: a wrong one; below 5: none.
     found = [(round(row["low"], 1), row["nodes"], row["em"]) for row in rows]
     assert found == [(0.2, 1, 0.5), (0.7, 2, 0)]
-
-
-def test_differences_are_over_questions_given_to_both_policies() -> None:
-    policy = Scores({f"nq\x1f{name}": 1.0 for name in "abcd"}, set())
-    oracle = Scores({"nq\x1fa": 1.0, "nq\x1fb": 0.0}, {"c"})
-    (found,) = differences({"policy": policy, "oracle": oracle}, 0)
-    assert found["mean"] == pytest.approx((0 - 1 - 1) / 3), "d has no gold passages"
-
-
-def test_a_question_that_both_policies_failed_counts() -> None:
-    before = Scores({"nq\x1fa": 0.0}, {"b"})
-    after = Scores({"nq\x1fa": 1.0}, {"b"})
-    (found,) = differences({"before": before, "after": after}, 0)
-    assert found["mean"] == pytest.approx(1 / 2)

@@ -167,6 +167,16 @@ def test_history_estimates_from_another_run(
     assert "Add --dry-run" in capsys.readouterr().err
 
 
+def test_eval_is_estimated_with_the_price_in_the_recipe(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stage("eval", config) == 0
+    at_old_price, _ = dry_run("eval", config, capsys)
+    dearer = ("--set", "policy.price_per_million={input: 10, output: 40}")
+    expected, _ = dry_run("eval", config, capsys, *dearer)
+    assert expected["expected_cost_usd"][0] >= 9 * at_old_price["expected_cost_usd"][0] > 0
+
+
 def test_a_judge_has_its_own_price(
     tmp_path: Path, endpoint: FakeEndpoint, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
