@@ -1,0 +1,166 @@
+"""ARENA's rewards: format, relevance, accuracy and bonus."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_rollouts import GOLDS, POLICY, TEXT
+
+from agent.segments import Segment
+from rewards.arena import ArenaOutcome, ArenaSettings, arena_outcome
+
+
+def reply(
+    relevance: str = "[2,4]", analysis: str = "2 says 1811, 4 says 1864.", answer: str = "Korva"
+) -> str:
+    sections = {"relevance": relevance, "analysis": analysis, "answer": answer}
+    return "\n".join(f"<{name}>{content}</{name}>" for name, content in sections.items())
+
+
+def arena(
+    text: str = "",
+    *,
+    golds: tuple[str, ...] = ("Korva",),
+    supporting: tuple[int, ...] | None = (2, 4),
+    judged: bool | None = None,
+    cut: bool = False,
+    **settings: Any,
+) -> ArenaOutcome:
+    return arena_outcome(
+        [Segment("policy", text or reply(), cut)],
+        golds,
+        ArenaSettings(**settings),
+        reference_count=4,
+        supporting=supporting,
+        judged=judged,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "failures"),
+    [
+        (reply(), ()),
+        (reply(relevance=" [ 002 ,\n4 ] "), ()),
+        (reply(relevance="[]"), ()),
+        (reply(relevance="[2,2,4]"), ()),
+        (f"\n{reply()}\u00a0", ()),
+        (reply(answer=""), ("blank",)),
+        (reply(analysis="\n"), ("blank",)),
+        (reply(relevance=""), ("list",)),
+        (reply(relevance="[2,4,]"), ("list",)),
+        (reply(relevance="[2,,4]"), ("list",)),
+        (reply(relevance="[2 4]"), ("list",)),
+        (reply(relevance="2,4"), ("list",)),
+        (reply(relevance="["), ("list",)),
+        (reply(relevance="[[2,4]]"), ("list",)),
+        (reply(relevance="[2][4]"), ("list",)),
+        (reply(relevance="[+2,4]"), ("list",)),
+        (reply(relevance="[2.0,4]"), ("list",)),
+        (reply(relevance="[²,4]"), ("list",)),  # superscript: isdigit() is true, but int() raises
+        (reply(relevance="[٢,٤]"), ("list",)),
+        (reply(relevance="[0000002,4]"), ("list",)),  # seven digits
+        (reply(relevance="[2,\u200b4]"), ("list",)),
+        (reply(relevance="[0,2,4]"), ("range",)),
+        (reply(relevance="[5]"), ("range",)),
+        (reply() + "<answer>Korva</answer>", ("sections",)),
+        (reply() + "</analysis>", ("sections",)),
+        (reply(analysis="<answer>Korva</answer>"), ("sections",)),
+        (reply(analysis="see <relevance>"), ("sections",)),
+        (reply().replace("<answer>", "<Answer>"), ("sections",)),
+        (reply() + "Hope it helps.", ("outside",)),
+        ("\u200b" + reply(), ("outside",)),
+        ("Korva", ("sections",)),
+    ],
+)
+def test_arena_format_failures(text: str, failures: tuple[str, ...]) -> None:
+    outcome = arena(text)
+    assert outcome.failures == failures
+    assert outcome.components["format"] == float(not failures)
+
+
+def test_arena_truncated_reply_fails_the_format_but_is_scored() -> None:
+    outcome = arena(cut=True)
+    assert outcome.failures == ("cut",)
+    assert outcome.components == {"format": 0, "accuracy": 1, "relevance": 1, "bonus": 0}
+
+
+@pytest.mark.parametrize(
+    ("relevance", "worth"),
+    [
+        ("[4,2]", 1),
+        ("[2,4,4]", 1),
+        ("[2]", 0.5),
+        ("[1,2,3,4]", 0.5),  # citing everything
+        ("[2,4,0]", 0.5),
+        ("[2,4,999999]", 0.5),
+        ("[1,3]", 0),
+        ("[]", 0),
+        ("two and four", 0),
+    ],
+)
+def test_arena_relevance(relevance: str, worth: float) -> None:
+    assert arena(reply(relevance=relevance)).relevance == worth
+
+
+def test_arena_relevance_is_none_if_the_supporting_references_are_unknown() -> None:
+    for text in (reply(), reply(relevance="[]"), "no section at all"):
+        for supporting in (None, ()):
+            outcome = arena(text, supporting=supporting)
+            assert outcome.relevance is None
+            assert outcome.all_correct is None
+            assert outcome.total == sum(v for v in outcome.components.values() if v is not None)
+    assert arena("no section at all").relevance == 0
+
+
+def test_arena_gives_no_reward_for_several_guesses() -> None:
+    assert arena(reply() + "<answer>Tessel</answer>").accuracy == 0
+    assert arena(reply(answer="Tessel") + "<answer>Korva</answer>").accuracy == 0
+    assert arena(reply() + "<relevance>[1]</relevance>").relevance == 0
+    assert arena(reply(answer="Korva or Tessel")).accuracy == 0
+
+
+def test_arena_blank_answer_is_wrong_even_if_the_gold_has_no_token() -> None:
+    assert arena(reply(answer=" "), golds=("The The",)).accuracy == 0
+
+
+def test_arena_accuracy_by_f1_gives_the_bonus_only_for_f1_of_1() -> None:
+    partial = arena(reply(answer="Korva Point"), accuracy="f1")
+    assert partial.components == pytest.approx(
+        {"format": 1, "accuracy": 2 / 3, "relevance": 1, "bonus": 0}
+    )
+    assert arena(accuracy="f1").total == 13
+    swapped = arena(reply(answer="Point Korva"), golds=("Korva Point",), accuracy="f1")
+    assert swapped.total == 13
+    assert swapped.all_correct is False  # by exact match, even if the reward uses F1
+
+
+def test_arena_accuracy_by_judge_needs_a_verdict_for_every_answer() -> None:
+    text = reply(answer="that lighthouse at Korva")
+    assert arena(text, accuracy="judge", judged=True).total == 13
+    assert arena(text, accuracy="judge", judged=False).total == 2
+    # A missing answer is not judged; if the judge failed, the answer is not counted as wrong.
+    assert arena(reply(answer=""), accuracy="judge").accuracy == 0
+    with pytest.raises(ValueError, match="Discard the rollout"):
+        arena(text, accuracy="judge")
+
+
+def test_arena_components_outside_the_total_are_still_measured() -> None:
+    naive = arena(components=("format", "accuracy"))
+    assert naive.components == {"format": 1, "accuracy": 1}
+    assert (naive.total, naive.relevance, naive.all_correct) == (2, 1, True)
+
+
+@given(st.lists(POLICY, max_size=2), GOLDS, st.sets(st.integers(1, 4)), TEXT)
+def test_arena_totals_are_valid_and_ignore_inserted_text(
+    segments: list[Segment], golds: list[str], supporting: set[int], inserted: str
+) -> None:
+    settings = ArenaSettings()
+    outcome = arena_outcome(segments, golds, settings, reference_count=4, supporting=supporting)
+    assert outcome.total in {0, 0.5, 1, 1.5, 2, 2.5, 13}
+    if outcome.total == 13:
+        assert outcome.all_correct
+    beside = [*segments, Segment("environment", inserted), Segment("prefill", inserted)]
+    assert outcome == arena_outcome(
+        beside, golds, settings, reference_count=4, supporting=supporting
+    )
