@@ -19,7 +19,7 @@ async def map_concurrently(
     An item is taken from `items` when its work can start. If a limit stops an item
     (`BudgetExceeded`), it yields nothing, and the others continue so that their calls are stored.
     Any other exception is raised after the results that finished with it; the items still running
-    are cancelled.
+    are cancelled. Their model calls end and are stored (`engines.ledgered`).
     """
     waiting = iter(items)
     running: set[asyncio.Task[Result]] = set()

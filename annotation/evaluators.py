@@ -14,7 +14,6 @@ from agent.actions import INVALID
 from agent.environment import Environment, Trajectory
 from agent.state import State
 from annotation.judge import Judge
-from base.errors import BudgetExceeded
 from engines.sampling import Sampling
 from rewards.outcome import AnswerScores
 from rewards.scheme import NodeEvaluation, RewardScheme
@@ -82,25 +81,23 @@ async def draw_rollouts(
 ) -> list[Trajectory]:
     """Completes a state `draws` times; `path` names the calls in the ledger.
 
-    If a draw fails, the others are cancelled, because their results would be useless.
+    If a draw fails, or a limit stops it, the others are cancelled, because their results would be
+    useless. Their calls in progress are stored.
     """
-
-    async def one(draw: int) -> Trajectory | BudgetExceeded:
-        # A limit is not a fault: the others' calls in progress must still be stored.
-        try:
-            return await environment.trajectory(
-                state, sampling, question_id=question.id, path=path, draw=draw
-            )
-        except BudgetExceeded as limit:
-            return limit
-
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(draw)) for draw in range(draws)]
+            tasks = [
+                group.create_task(
+                    environment.trajectory(
+                        state, sampling, question_id=question.id, path=path, draw=draw
+                    )
+                )
+                for draw in range(draws)
+            ]
     except BaseExceptionGroup as failed:
         first = failed.exceptions[0]
         raise first from first.__cause__
-    return [_raise_if_stopped(task.result()) for task in tasks]
+    return [task.result() for task in tasks]
 
 
 def rollout_rows(question: Question, trajectories: Sequence[Trajectory]) -> tuple[Rollout, ...]:
@@ -122,12 +119,6 @@ def _row(question: Question, trajectory: Trajectory, draw: int) -> Rollout:
         stop_reason=trajectory.stop_reason,
         trajectory=trajectory_digest((s.action.kind, s.action.content) for s in state.steps),
     )
-
-
-def _raise_if_stopped(drawn: Trajectory | BudgetExceeded) -> Trajectory:
-    if isinstance(drawn, BudgetExceeded):
-        raise drawn
-    return drawn
 
 
 @dataclass(frozen=True)

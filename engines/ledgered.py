@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Self, get_args
 
 from base.errors import EndpointError, StorageError
@@ -48,7 +49,7 @@ class LedgeredEngine:
         self._ledger = ledger
         self._price = price
         self._before_call = before_call
-        self._under_way: dict[str, asyncio.Future[Completion]] = {}
+        self._under_way: dict[str, asyncio.Task[Completion]] = {}
 
     @property
     def model(self) -> str:
@@ -65,6 +66,9 @@ class LedgeredEngine:
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion, and stores it before returning it.
 
+        A call is paid for once it is sent. So it continues and is stored if its caller is
+        cancelled, for example because another question ended the stage.
+
         Raises:
             EndpointError: If a call failed. The error is stored; the next request with the same key
                 makes a new call.
@@ -73,17 +77,21 @@ class LedgeredEngine:
                 request needs.
         """
         key = call_key(request, self.digest)
-        while True:
-            stored = self._ledger.get_for_question(request.identity.question_id, key)
-            if stored is not None:
-                return self._with_tokens(request, _completion(stored))
-            under_way = self._under_way.get(key)
-            if under_way is None:
-                return self._with_tokens(request, await self._single_flight(key, request))
-            await asyncio.wait([under_way])
-            # If the task that made the call was cancelled, this task makes the call.
-            if not under_way.cancelled():
-                return self._with_tokens(request, under_way.result())
+        stored = self._ledger.get_for_question(request.identity.question_id, key)
+        if stored is not None:
+            return self._with_tokens(request, _completion(stored))
+        call = self._under_way.get(key)
+        if call is None:
+            call = asyncio.create_task(self._call(key, request))
+            self._under_way[key] = call
+            call.add_done_callback(partial(self._finished, key))
+        return self._with_tokens(request, await asyncio.shield(call))
+
+    def _finished(self, key: str, call: asyncio.Task[Completion]) -> None:
+        del self._under_way[key]
+        if not call.cancelled():
+            # Retrieve the error, or asyncio logs "never retrieved" if all callers were cancelled.
+            call.exception()
 
     def _with_tokens(self, request: SampleRequest, completion: Completion) -> Completion:
         """Returns the completion if it has the requested tokens."""
@@ -95,23 +103,6 @@ class LedgeredEngine:
                 "stores them."
             )
         return completion
-
-    async def _single_flight(self, key: str, request: SampleRequest) -> Completion:
-        """Makes the call for all requests of this key (single flight)."""
-        shared: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._under_way[key] = shared
-        try:
-            completion = await self._call(key, request)
-            shared.set_result(completion)
-            return completion
-        except Exception as error:
-            shared.set_exception(error)
-            # Retrieve the exception, or asyncio logs "never retrieved" if no draw shared the call.
-            shared.exception()
-            raise
-        finally:
-            del self._under_way[key]
-            shared.cancel()  # no effect if it has a result or an exception
 
     async def _call(self, key: str, request: SampleRequest) -> Completion:
         if self._before_call is not None:
@@ -162,7 +153,11 @@ class LedgeredEngine:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._engine.__aexit__(*exception)
+        try:
+            if self._under_way:
+                await asyncio.wait(self._under_way.values())
+        finally:
+            await self._engine.__aexit__(*exception)
 
 
 _EMPTY = Completion(text="", finish_reason="unknown", usage=Usage(), model="")

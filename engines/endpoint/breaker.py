@@ -37,7 +37,7 @@ class CircuitBreaker:
         Returns the seconds for which the endpoint failed, if the success closes the breaker.
         """
         failed_for_s = now - self._failing_since if self.is_open else None
-        self.is_open, self.given_up = False, False
+        self.is_open, self.given_up, self.probing = False, False, False
         self.probe_at, self.fault, self._failures = -math.inf, "", 0
         return failed_for_s
 

@@ -103,8 +103,8 @@ class OpenAIEngine:
         self._settings = settings
         self._timeout_s = timeout_s
         retry = retry or RetryPolicy()
-        # An endpoint may be silent for as long as one attempt may last.
-        patient = replace(retry, patience_s=max(retry.patience_s, timeout_s))
+        # One prompt that never gets a reply fails alone: all its attempts may last that long.
+        patient = replace(retry, patience_s=max(retry.patience_s, (retry.attempts + 1) * timeout_s))
         self._bounds = TrafficSettings(max_concurrency, max(deadline_s, timeout_s), patient)
         self._on_event = on_event
         self._before_attempt = before_attempt

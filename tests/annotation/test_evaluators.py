@@ -51,20 +51,19 @@ async def evaluate_root(engine: Faulty) -> None:
     await evaluator.evaluate(question, State(question.question), "0")
 
 
-async def test_a_failed_rollout_cancels_the_others_and_its_error_is_raised() -> None:
-    fault = EndpointError("it broke", fatal=True)
+@pytest.mark.parametrize(
+    "fault",
+    [EndpointError("it broke", fatal=True), BudgetExceeded("limits.max_tokens 10 reached")],
+    ids=["failed", "limit"],
+)
+async def test_a_rollout_that_ends_cancels_the_others_and_its_error_is_raised(
+    fault: Exception,
+) -> None:
     engine = Faulty(fault)
-    with pytest.raises(EndpointError) as caught:
+    with pytest.raises(type(fault)) as caught:
         await evaluate_root(engine)
     assert caught.value is fault
     assert (engine.cancelled, engine.answered) == (1, 0)
-
-
-async def test_rollouts_in_progress_finish_when_a_limit_is_reached() -> None:
-    engine = Faulty(BudgetExceeded("limits.max_tokens 10 reached"))
-    with pytest.raises(BudgetExceeded):
-        await evaluate_root(engine)
-    assert (engine.cancelled, engine.answered) == (0, 1)
 
 
 QUERY = Step("reasoning", "<query>France</query>", Action("query", "France"))

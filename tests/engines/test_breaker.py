@@ -39,8 +39,10 @@ def test_failures_of_calls_in_flight_do_not_lengthen_the_pause() -> None:
 def test_a_success_closes_the_breaker_and_resets_its_pause() -> None:
     breaker = open_breaker()
     breaker.record_failure("no", 1.0, 3, probe=True)
+    breaker.probing = True
     assert breaker.record_success(43.0) == 43.0
     assert not breaker.is_open
+    assert not breaker.probing, "no call waits for a probe that is still open"
     assert breaker.probe_at < 43.0
     assert [breaker.record_failure("no", 50.0, 3) for _ in range(3)] == [False, False, True]
     assert breaker.probe_at == 51.0

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.concurrent_map import map_concurrently
 from base.errors import BudgetExceeded, EndpointError, StorageError
 from engines.ledgered import LedgeredEngine
 from engines.sampling import CallIdentity, Capabilities, Completion, SampleRequest, Sampling, Usage
@@ -164,14 +165,43 @@ async def test_equal_concurrent_calls_share_one_request(tmp_path: Path) -> None:
         ledgered = LedgeredEngine(engine, ledger)
         asking = [asyncio.create_task(ledgered.sample(REQUEST)) for _ in range(4)]
         await engine.reached.get()
-        # The task that made the call is cancelled; another one takes over, and none hangs.
-        asking[0].cancel()
-        await engine.reached.get()
+        asking[0].cancel()  # the one whose request is sent
         engine.gate.set()
         replies = await asyncio.gather(*asking, return_exceptions=True)
         assert isinstance(replies[0], asyncio.CancelledError)
         assert replies[1] == replies[2] == replies[3]
-        assert len(engine.asked) == 2
+        assert len(engine.asked) == 1
+
+
+async def test_a_call_of_a_cancelled_question_is_stored_before_the_engine_closes(
+    tmp_path: Path,
+) -> None:
+    with Ledger(tmp_path / "l") as ledger:
+        engine = CountingEngine()
+        engine.gate = asyncio.Event()
+        async with LedgeredEngine(engine, ledger) as ledgered:
+            asking = asyncio.create_task(ledgered.sample(REQUEST))
+            await engine.reached.get()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            asyncio.get_running_loop().call_soon(engine.gate.set)
+        assert ledger.totals().calls == 1
+
+
+async def test_a_fatal_error_of_one_question_loses_no_call_of_the_others(tmp_path: Path) -> None:
+    class OneIsRefused(CountingEngine):
+        async def sample(self, request: SampleRequest) -> Completion:
+            if request.identity.draw == 0:
+                raise EndpointError("402", fatal=True)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return await super().sample(request)
+
+    with Ledger(tmp_path / "l") as ledger:
+        with pytest.raises(EndpointError):
+            async with LedgeredEngine(OneIsRefused(), ledger) as ledgered:
+                [one async for one in map_concurrently(DRAWS, ledgered.sample, len(DRAWS))]
+        assert ledger.totals().calls == len(DRAWS) - 1
 
 
 async def test_a_failed_call_is_recorded_and_repeated(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ async def test_a_persistent_fault_is_reported_with_its_cause(fault: Reply, says:
     assert not caught.value.fatal
 
 
-async def test_patience_is_at_least_the_time_limit_of_one_attempt() -> None:
+async def test_patience_is_at_least_the_time_of_all_attempts_of_one_call() -> None:
     begin = asyncio.get_running_loop().time()
 
     def script(body: dict[str, Any]) -> Any:
