@@ -1,6 +1,8 @@
 """Converts messages to the text and the tokens that a model was trained to continue."""
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any
@@ -8,6 +10,12 @@ from typing import Any
 from base.errors import ConfigError
 from base.text import replace_surrogates
 from storage.records import Message
+
+TODAY = date(2024, 7, 26)
+"""Date for templates that insert one (the default of Llama 3's). The actual date would change
+prompts from day to day, and between annotation and training."""
+TEMPLATE_VALUES = {"date_string": TODAY.strftime("%d %b %Y")}
+"""Values for templates, also to be sent to servers that take them."""
 
 
 def rendered(
@@ -34,7 +42,9 @@ def rendered(
     turns = [{"role": m.role, "content": m.content} for m in messages]
     try:
         text = str(
-            _compiled(template).render(special_tokens, messages=turns, add_generation_prompt=True)
+            _compiled(template).render(
+                special_tokens, messages=turns, add_generation_prompt=True, **TEMPLATE_VALUES
+            )
         )
     except TemplateError as error:
         raise ConfigError(f"the model's chat template rejects the messages: {error}") from error
@@ -81,8 +91,29 @@ def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Any:
+    """Returns a template with the options and functions that transformers gives it."""
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # transformers renders templates with the same options; other options change white space.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's text for a training; prints it unchanged."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False} | options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": TODAY.strftime}
     return environment.from_string(template)

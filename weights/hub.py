@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from base.errors import ConfigError
-from weights.model_folders import MERGED_WEIGHTS, weight_files
+from weights.model_folders import MERGED_WEIGHTS, TOKENIZER, weight_files
 
 HUB = "hub:"
 _NAME = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
@@ -54,15 +54,14 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
 
 
 def _check_has_weights(folder: Path) -> None:
-    """Checks that a local copy has its weights; other tools may cache only the tokenizer.
+    """Checks that a local copy has weights and tokenizer; a download may have stopped in between.
 
     Raises:
-        FileNotFoundError: If it has no weights, or lacks a shard in its index.
+        FileNotFoundError: If it has no weights or no tokenizer, or lacks a shard in its index.
     """
-    files = weight_files(folder)
-    lost = [file.name for file in files if not file.is_file()]
-    if lost or not files:
-        raise FileNotFoundError(f"{folder} lacks {(lost or [MERGED_WEIGHTS])[0]}")
+    files = [*(weight_files(folder) or [folder / MERGED_WEIGHTS]), folder / TOKENIZER]
+    if lost := [file.name for file in files if not file.is_file()]:
+        raise FileNotFoundError(f"{folder} lacks {lost[0]}")
 
 
 def pinned_name(name: str, folder: Path) -> str:

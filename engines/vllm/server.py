@@ -37,7 +37,7 @@ _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _NOISE = re.compile(r"nanobind|^\s*- (leaked|\.\.\. skipped)|resource_tracker|\[shutdown\]")
 
 MAX_DEATHS, WITHIN_S = 3, 600.0
-"""More deaths than this in so many seconds end the stage."""
+"""More deaths than this in so many seconds end the stage, or so many failed restarts in a row."""
 
 _log = logging.getLogger(__name__)
 
@@ -162,14 +162,17 @@ class VllmServer:
             self._settled.set()
 
     async def _dead_for_good(self) -> str:
-        fault = await self._exit_reason()
+        fault, failed_restarts = await self._exit_reason(), 0
         while self._may_restart():
             self._log(f"{fault.partition('; from its log')[0]}; restarting it")
             try:
                 await self._live()
+                failed_restarts = 0
                 fault = await self._exit_reason()
             except BranchwiseError as error:
-                fault = str(error)
+                fault, failed_restarts = str(error), failed_restarts + 1
+                if failed_restarts == MAX_DEATHS:  # slow ones are too far apart to be counted above
+                    return f"{failed_restarts} restarts of the vLLM server in a row failed: {fault}"
         times = f"{len(self._deaths)} times in {WITHIN_S / 60:.0f} minutes"
         return f"the vLLM server died {times} and will not be restarted: {fault}"
 

@@ -222,6 +222,19 @@ async def test_a_rejected_request_is_not_retried(status: int) -> None:
     assert not caught.value.fatal
 
 
+async def test_text_in_parts_is_joined_without_the_reasoning() -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"text": "hm"}]},
+        {"type": "text", "text": "<answer>"},
+    ]
+    content = [*parts, {"type": "text", "text": "Paris"}]
+    async with (
+        FakeEndpoint(lambda _: completion(None, message={"content": content})) as server,
+        engine(server.base_url) as policy,
+    ):
+        assert (await policy.sample(REQUEST)).text == "<answer>Paris"
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -232,7 +245,7 @@ async def test_a_rejected_request_is_not_retried(status: int) -> None:
         completion("x", choices=[]),
         completion("x", choices=None),
         completion("x", choices=["x"]),
-        completion(None, message={"content": [{"type": "text", "text": "x"}]}),
+        completion(None, message={"content": {"text": "x"}}),
         [1],
         None,
         web.Response(text="<html>hello</html>", content_type="text/html"),
@@ -249,7 +262,7 @@ async def test_a_rejected_request_is_not_retried(status: int) -> None:
         "no choices",
         "null choices",
         "choices of text",
-        "content in pieces",
+        "content is an object",
         "list",
         "null",
         "html",

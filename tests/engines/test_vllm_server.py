@@ -132,6 +132,18 @@ async def test_a_server_that_keeps_dying_is_not_restarted_and_its_error_is_shown
     assert len(fake_vllm.kept(fake, "starts")) == 4
 
 
+async def test_restarts_that_fail_slowly_end_the_stage(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.vllm.server.WITHIN_S", 0.0)  # no two deaths are close together
+    async with engine(fake_vllm.write_policy(fake)) as served:
+        (fake / "broken").touch()
+        with pytest.raises(EndpointError, match=r"3 restarts .* in a row failed") as dead:
+            await served.sample(request("die"))
+    assert dead.value.fatal
+    assert len(fake_vllm.kept(fake, "starts")) == 1 + 3
+
+
 async def test_a_refused_request_is_not_retried(fake: Path) -> None:
     async with engine(fake_vllm.write_policy(fake)) as served:
         with pytest.raises(EndpointError, match="refused"):

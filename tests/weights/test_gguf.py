@@ -154,6 +154,7 @@ def policy(
     """Policy of merged weights, with a separate cache."""
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: metadata)
+    monkeypatch.setattr("weights.policy_files._PACKAGED_VOCABULARY", llama.config.vocab_size)
     monkeypatch.setattr("weights.policy_gguf.load_policy", lambda files: (llama, None))
     llama.save_pretrained(tmp_path / "policy")
     return policy_files(str(tmp_path / "policy"))

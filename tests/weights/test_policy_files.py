@@ -16,8 +16,10 @@ from weights.adapter_chain import copy_chain
 from weights.hub import hub_folder
 from weights.policy_files import (
     load_policy,
+    packaged_gguf,
     policy_digest,
     policy_files,
+    tokenizer_source,
     validated_policy_files,
 )
 
@@ -105,20 +107,25 @@ def test_an_offline_hub_and_a_malformed_hub_name_are_reported(
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_hub_model_is_downloaded_if_its_weights_are_missing(
-    sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("missing", ["weights", "tokenizer"])
+def test_a_hub_model_is_downloaded_if_a_part_of_it_is_missing(
+    missing: str, sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    weights_file = "a.safetensors" if sharded else "model.safetensors"
+    files = {"weights": "model.safetensors", "tokenizer": "tokenizer.json"}
     if sharded:
-        index = {"weight_map": {"layer": weights_file}}
+        files["weights"] = "a.safetensors"
+        index = {"weight_map": {"layer": "a.safetensors"}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for part, file in files.items():
+        if part != missing:
+            (tmp_path / file).touch()
     local: list[bool] = []
 
     def snapshot(name: str, *, local_files_only: bool, **options: Any) -> str:
         local.append(local_files_only)
         if not local_files_only:
-            (tmp_path / weights_file).touch()
+            (tmp_path / files[missing]).touch()
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
@@ -126,6 +133,14 @@ def test_a_hub_model_is_downloaded_if_its_weights_are_missing(
     for _ in range(2):
         assert hub_folder("hub:owner/name") == tmp_path
     assert local == [True, True, False, True]
+
+
+def test_a_folder_without_a_tokenizer_must_have_the_packaged_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 49152}')
+    assert tokenizer_source(tmp_path) == packaged_gguf()
+    (tmp_path / "config.json").write_text('{"vocab_size": 151936}')
+    with pytest.raises(ConfigError, match=r"lacks tokenizer\.json"):
+        tokenizer_source(tmp_path)
 
 
 SAVED = "adapter/adapter_model.safetensors"
