@@ -256,6 +256,7 @@ def test_code_in_a_hub_model_is_refused_and_never_run(
     (hub / "refs").mkdir(parents=True)
     (hub / "refs" / "main").write_text("0123abc")
     blobs = Path(shutil.copytree(with_code(base, "config.json", marker), hub / "blobs"))
+    (blobs / "tokenizer.json").write_text("{}")
     snapshot = hub / "snapshots" / "0123abc"
     snapshot.mkdir(parents=True)
     for blob in blobs.iterdir():

@@ -132,6 +132,7 @@ def test_policy_gguf_of_older_weights_is_not_used(
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: metadata)
+    monkeypatch.setattr("weights.policy_files._PACKAGED_VOCABULARY", llama.config.vocab_size)
     folder = tmp_path / "policy"
     llama.save_pretrained(folder)
     monkeypatch.setattr("weights.policy_gguf.load_policy", lambda files: (llama, None))
