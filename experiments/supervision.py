@@ -59,7 +59,7 @@ ON_TREES = (
 )
 ON_ROLLOUTS = (
     Arm("grpo", "train-grpo", training={"lr": 3e-4, "batches": 16}),
-    Arm("reinforce-plus-plus", "train-grpo", training={"lr": 3e-4, "batches": 15, **PLUS}),
+    Arm("reinforce-plus-plus", "train-grpo", training={"lr": 1e-4, "batches": 16, **PLUS}),
 )
 SEARCH_R1 = "search-r1"
 ENGINE = ("engine", "precision", "dtype", "server_args")
