@@ -11,7 +11,7 @@ from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, wi
 from storage.records import Question
 
 NoneAsEmpty = BeforeValidator(lambda value: [] if value is None else value)
-"""Reads null, which exports of tables write for an empty list."""
+"""Reads a list that is not set, as in exports of tables, as an empty one."""
 
 
 class ParagraphField(BaseModel):
