@@ -160,9 +160,9 @@ class RewardScheme(ABC):
         """Labels a stored tree: one label per node, in order of `node_id`."""
 
     def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
-        """Values a stored rollout if `by_answer`; None if it does not count."""
-        raise NotImplementedError
+        """Values a stored rollout; None if it does not count, as in schemes without `by_answer`."""
+        return None
 
     def weights(self, t: int) -> Mapping[str, float]:
-        """Returns the weights of the components at policy call `t` if `learnable`."""
-        raise NotImplementedError
+        """Returns the weights of the components at policy call `t`; empty unless `learnable`."""
+        return {}

@@ -13,7 +13,6 @@ from aiohttp import web
 from fake_endpoint import FakeEndpoint, completion, encoded, failure, ids_completion
 
 from base.errors import ConfigError, EndpointError, TokenDrift
-from engines.cost import cost_usd
 from engines.endpoint.openai import OpenAIEngine
 from engines.endpoint.retry import RetryPolicy
 from engines.endpoint.server import is_openai
@@ -26,7 +25,7 @@ from engines.sampling import (
     call_key,
     derived_seed,
 )
-from engines.settings import ModelSettings, Price
+from engines.settings import ModelSettings
 from storage.records import Message
 
 KEY = "sk-verysecret-0123456789"
@@ -102,6 +101,13 @@ async def test_seeds_are_stable_per_call_and_differ_per_draw() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
+PARTS = [
+    {"type": "thinking", "thinking": [{"text": "hm"}]},
+    *({"type": "text", "text": text} for text in ("<answer>", "Paris")),
+]
+"""Content of a reply as some reasoning models send it."""
+
+
 @pytest.mark.parametrize(
     ("body", "text", "finish", "stop"),
     [
@@ -113,6 +119,7 @@ async def test_seeds_are_stable_per_call_and_differ_per_draw() -> None:
         (completion("nul \0"), "nul \0", "stop", "stop"),
         (completion("x", usage=None), "x", "stop", "stop"),
         (completion("x" * 65_536), "x" * 65_536, "stop", "stop"),
+        (completion(None, message={"content": PARTS}), "<answer>Paris", "stop", "stop"),
     ],
 )
 async def test_unusual_replies_are_parsed(
@@ -129,6 +136,7 @@ async def test_vllm_is_detected_and_gets_structured_outputs() -> None:
         assert policy.capabilities.structured_output
         await policy.sample(request)
     assert server.requests[0]["structured_outputs"] == {"regex": "a|b"}
+    assert server.requests[0]["chat_template_kwargs"] == {"date_string": "26 Jul 2024"}
 
 
 async def test_openai_gets_json_schemas_and_refuses_regexes_and_token_ids() -> None:
@@ -220,19 +228,6 @@ async def test_a_rejected_request_is_not_retried(status: int) -> None:
             await policy.sample(REQUEST)
     assert len(server.requests) == 1
     assert not caught.value.fatal
-
-
-async def test_text_in_parts_is_joined_without_the_reasoning() -> None:
-    parts = [
-        {"type": "thinking", "thinking": [{"text": "hm"}]},
-        {"type": "text", "text": "<answer>"},
-    ]
-    content = [*parts, {"type": "text", "text": "Paris"}]
-    async with (
-        FakeEndpoint(lambda _: completion(None, message={"content": content})) as server,
-        engine(server.base_url) as policy,
-    ):
-        assert (await policy.sample(REQUEST)).text == "<answer>Paris"
 
 
 @pytest.mark.parametrize(
@@ -493,25 +488,11 @@ def test_the_digest_depends_on_endpoint_and_model() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        None,
-        "",
-        "127.0.0.1:8000/v1",
-        "ftp://host/v1",
-        "http://",
-        "https://me:hunter2@host/v1",
-        "http://[::1",
-        "http://me:hunter2@[::1",
-        "http://127.0.0.1:99999/v1",
+        *(None, "", "127.0.0.1:8000/v1", "ftp://host/v1", "http://", "http://127.0.0.1:99999/v1"),
+        *("https://me:hunter2@host/v1", "http://[::1", "http://me:hunter2@[::1"),
     ],
 )
 def test_an_unusable_address_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url") as caught:
         engine(url)
     assert "hunter2" not in str(caught.value)
-
-
-def test_cost_depends_on_cached_tokens_and_price() -> None:
-    usage = Usage(input_tokens=1_000_000, cached_tokens=400_000, output_tokens=100_000)
-    assert cost_usd(usage, Price(input=1.0, cached=0.1, output=5.0)) == pytest.approx(1.14)
-    assert cost_usd(usage, Price(input=1.0, output=5.0)) == pytest.approx(1.5)
-    assert cost_usd(usage, None) is None
