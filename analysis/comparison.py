@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
-from analysis.significance import Interval, paired_bootstrap
+from analysis.significance import Interval, crossed_bootstrap
 from storage.records import FailedPrediction, Prediction
 
 Metric = Literal["em", "f1"]
@@ -223,7 +223,7 @@ def _differences(
         known = [(b, p) for b, p in scores if b is not None and p is not None]
         if known:
             before, after = zip(*known, strict=True)
-            interval = paired_bootstrap(before, after, resamples=resamples, seed=seed)
+            interval = crossed_bootstrap(before, after, resamples=resamples, seed=seed)
             found.append(Difference(policy, baseline, stratum, metric, interval))
     return found
 

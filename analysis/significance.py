@@ -43,34 +43,6 @@ class Interval:
         return self.differing >= FEWEST_DIFFERING and (self.low > 0 or self.high < 0)
 
 
-def paired_bootstrap(
-    baseline: Sequence[float],
-    other: Sequence[float],
-    *,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """Returns the mean of `other` − `baseline` over the same items, with a bootstrap interval.
-
-    Items (question × seed) are drawn with replacement, each with both of its scores. The interval
-    is between percentiles.
-
-    Args:
-        baseline: One score per item, shape (n,).
-        other: Scores of the same items in the same order, shape (n,).
-
-    Raises:
-        ValueError: If both are empty, or they differ in length.
-    """
-    if len(baseline) != len(other) or not len(baseline):
-        raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")
-    difference = np.asarray(other, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
-    means = _resampled_means(difference, resamples, np.random.default_rng(to_uint32(seed)))
-    low, high = _percentiles(means)
-    differing = int(np.count_nonzero(difference))
-    return Interval(float(difference.mean()), low, high, len(difference), differing)
-
-
 def crossed_bootstrap(
     baseline: ArrayLike,
     other: ArrayLike,
@@ -92,7 +64,8 @@ def crossed_bootstrap(
 
     Args:
         baseline: Scores of shape (questions, seeds); column j of both arms belongs to one training
-            seed. An arm without seeds has shape (questions, 1) and is compared with every seed.
+            seed. An arm without seeds has shape (questions, 1) or (questions,), and is compared
+            with every seed.
         other: Scores of the same questions in the same order.
 
     Raises:
@@ -268,10 +241,10 @@ def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generato
     """Returns the means over `resamples` samples of the rows of `values` with replacement.
 
     Args:
-        values: Rows of shape (n,) or (n, columns).
+        values: Rows of shape (n, columns).
 
     Returns:
-        Means of shape (resamples,) or (resamples, columns).
+        Means of shape (resamples, columns).
     """
     n = len(values)
     rows = max(1, _CHUNK_DRAWS // values.size)

@@ -20,6 +20,7 @@ from analysis.significance import wilson
 from base.seeds import to_uint32
 from storage.records import FreshRollouts, Pair, Rollout
 
+RESAMPLES = 2000
 OrderVerdict = Literal["kept", "reversed", "tied"]
 Fresh = Mapping[tuple[str, int], FreshRollouts]
 """Fresh rollouts by (tree_id, node_id)."""
@@ -143,9 +144,6 @@ def survival_table(
     fresh: Fresh,
     worth: Worth,
     by: str | Facet | None = None,
-    *,
-    resamples: int = 2000,
-    seed: int = 0,
 ) -> list[SurvivalRow]:
     """Returns the survival of the pairs that were rolled out, one row per group.
 
@@ -158,12 +156,10 @@ def survival_table(
         gap = fresh_gap(pair, fresh, worth)
         if gap is not None:
             groups["all" if facet is None else facet(pair)].append((pair, gap))
-    return [_row(name, judged, resamples, seed) for name, judged in sorted(groups.items())]
+    return [_row(name, judged) for name, judged in sorted(groups.items())]
 
 
-def _row(
-    group: str, judged: Sequence[tuple[Pair, float]], resamples: int, seed: int
-) -> SurvivalRow:
+def _row(group: str, judged: Sequence[tuple[Pair, float]]) -> SurvivalRow:
     counts: dict[str, dict[OrderVerdict, int]] = defaultdict(
         lambda: {"kept": 0, "reversed": 0, "tied": 0}
     )
@@ -183,19 +179,19 @@ def _row(
         kept=float(kept.sum() / n),
         reversed=float(reverse.sum() / n),
         tied=float(tied.sum() / n),
-        kept_interval=_share_interval(kept, decided + tied, resamples, seed),
+        kept_interval=_share_interval(kept, decided + tied),
         decided=float(kept.sum() / decided.sum()) if decided.any() else None,
-        decided_interval=_share_interval(kept, decided, resamples, seed) if decided.any() else None,
+        decided_interval=_share_interval(kept, decided) if decided.any() else None,
         luck=float(decided.sum() / n / 2),
         label_gap=fmean(pair.reward_gap for pair, _ in judged),
         fresh_gap=fmean(gap for _, gap in judged),
         fresh_gap_interval=_interval(
-            np.array([gaps[question] for question in counts]), decided + tied, resamples, seed
+            np.array([gaps[question] for question in counts]), decided + tied
         ),
     )
 
 
-def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Bounds:
+def _share_interval(hits: np.ndarray, tries: np.ndarray) -> Bounds:
     """Bootstraps the share Σ hits / Σ tries over questions; both of shape (questions,).
 
     If all resamples are equal (one question, or all kept), an interval of width 0 would be wrong.
@@ -203,13 +199,13 @@ def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: i
     """
     asked = tries > 0
     hits, tries = hits[asked], tries[asked]
-    low, high = _interval(hits, tries, resamples, seed)
+    low, high = _interval(hits, tries)
     if low == high:
         return wilson(float(hits.sum() / tries.sum()), len(tries))
     return low, high
 
 
-def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> Bounds:
+def _interval(sums: np.ndarray, counts: np.ndarray) -> Bounds:
     """Returns the percentile bootstrap of the mean Σ sums / Σ counts over questions.
 
     Args:
@@ -217,6 +213,6 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -
         counts: Counts per question above 0, shape (questions,).
     """
     n = len(counts)
-    drawn = np.random.default_rng(to_uint32(seed)).multinomial(n, [1 / n] * n, size=resamples)
+    drawn = np.random.default_rng(to_uint32(0)).multinomial(n, [1 / n] * n, size=RESAMPLES)
     low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
     return float(low), float(high)

@@ -28,6 +28,7 @@ def reject_special_files(folder: Path, *, linked: bool = True) -> None:
 
     Args:
         folder: Folder to check; it may be missing.
+        linked: Whether the folder itself may be a link.
 
     Raises:
         ConfigError: If it holds anything else; the message names the first such entry.

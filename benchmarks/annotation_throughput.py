@@ -116,12 +116,10 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=64)
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--latency-s", type=float, default=2.0)
-    parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--published-s", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     limits = ["--slots", options.slots, "--latency-s", options.latency_s]
-    limits += ["--tokens-per-s", options.tokens_per_s]
     with serving(*map(str, limits)) as endpoint, tempfile.TemporaryDirectory() as folder:
         seconds, done = annotated(options, endpoint, Path(folder))
         log = endpoint.occupancy()

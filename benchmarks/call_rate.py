@@ -1,16 +1,12 @@
 """How many calls per second does one core make, and what limits it?
 
-    python -m benchmarks.call_rate [--calls 4000] [--in-flight 64] [--questions 400] [--tokens 200]
+    python -m benchmarks.call_rate [--calls 4000] [--in-flight 64] [--questions 400]
 
 Over HTTP: sends the same requests to a simulated endpoint without latency, through aiohttp alone,
 the openai package alone, our engine, and our engine with the ledger. The client uses one core, the
 endpoint another. In process: the real annotator (search, protocol, judge, labels, pairs) and the
 real ledger, with models and retrieval that answer at once; all of it, with the ledger's thread,
 uses one core. Each number is the best of `--rounds`, because other programs only ever slow it down.
-
-`--tokens N` measures only the last one, with and without token ids in the ledger. Every policy call
-then stores the ids of its prompt, and N sampled ids with log-probabilities. The two alternate, and
-each number is the median of `--rounds`.
 """
 
 import argparse
@@ -21,7 +17,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from agent.concurrent_map import map_concurrently
@@ -33,7 +28,7 @@ from benchmarks.instant import InstantModel, InstantRetriever
 from benchmarks.simulated_models import golden_answer, question_text
 from benchmarks.workload import write_run
 from engines.ledgered import LedgeredEngine
-from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
+from engines.sampling import CallIdentity, SampleRequest, Sampling
 from runs.annotation.tree_growing import annotator_for
 from runs.factories import engine_for
 from runs.recipe import Recipe
@@ -133,25 +128,15 @@ OVER_HTTP = {
 }
 
 
-class AskingForTokens(LedgeredEngine):
-    """Requests token ids, as for the policy of a protocol that continues one turn."""
-
-    def sample(self, request: SampleRequest) -> Coroutine[Any, Any, Completion]:
-        """Draws one completion and stores it with its tokens."""
-        asked = request.messages, request.sampling, request.identity, request.structure
-        return super().sample(SampleRequest(*asked, tokens=True))
-
-
-async def in_process(recipe: Recipe, questions: int, tokens: int = 0) -> float:
-    """Returns the annotator's calls per second; with `tokens`, the ledger stores token ids."""
-    wrapped = AskingForTokens if tokens else LedgeredEngine
+async def in_process(recipe: Recipe, questions: int) -> float:
+    """Returns the annotator's calls per second."""
     texts = [question_text(number) for number in range(questions)]
     asked = [
         Question(id=f"q{number}", source="made", question=text, answers=(golden_answer(text),))
         for number, text in enumerate(texts)
     ]
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
-        policy = wrapped(InstantModel("policy", tokens), ledger)
+        policy = LedgeredEngine(InstantModel("policy"), ledger)
         judge = LedgeredEngine(InstantModel("judge"), ledger)
         annotator = annotator_for(recipe, policy, judge, None, InstantRetriever())
         start = time.perf_counter()
@@ -174,25 +159,12 @@ def best(measured: Callable[[], Coroutine[Any, Any, float]], rounds: int) -> flo
     return max(asyncio.run(measured()) for _ in range(rounds))
 
 
-def compare_tokens(recipe: Recipe, questions: int, tokens: int, rounds: int) -> None:
-    """Prints the cost of token ids in the ledger."""
-    counts = (0, tokens)
-    rates: dict[int, list[float]] = {count: [] for count in counts}
-    for number in range(rounds):
-        for count in counts if number % 2 else reversed(counts):
-            rates[count].append(asyncio.run(in_process(recipe, questions, count)))
-    without, kept = (median(rates[count]) for count in counts)
-    show("in process, without token ids", without)
-    show(f"in process, {tokens} token ids stored per reply ({kept / without - 1:+.1%})", kept)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--calls", type=int, default=4000)
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=0)
     options = parser.parse_args()
     measure = partial(timed, calls=options.calls, at_once=options.in_flight)
     with tempfile.TemporaryDirectory() as folder, serving("--latency-s", "0") as endpoint:
@@ -200,9 +172,6 @@ def main() -> None:
         recipe = load_recipe(write_run(Path(folder), endpoint.base_url, 1, {"limits": limits}))
         print(f"calls per second, {pin(endpoint)}; {options.in_flight} in flight over HTTP\n")
         print("| client | calls/s | µs per call |\n|---|---|---|")
-        if options.tokens:
-            compare_tokens(recipe, options.questions, options.tokens, options.rounds)
-            return
         for name, way in OVER_HTTP.items():
             show(name, best(partial(way, recipe, measure), options.rounds))
         in_one = partial(in_process, recipe, options.questions)

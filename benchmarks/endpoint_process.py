@@ -26,7 +26,6 @@ class Occupancy:
     """
 
     slots: int
-    rejected: int
     distinct: int
     came: list[float]
     began: list[float]

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from agent.environment import Environment, Trajectory
 from agent.state import State
-from analysis.significance import paired_bootstrap
+from analysis.significance import crossed_bootstrap
 from annotation.judge import Judge
 from engines.sampling import Engine
 from engines.settings import JudgeSettings
@@ -105,7 +105,7 @@ def invalid(ends: Sequence[Trajectory]) -> float:
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> str:
-    found = paired_bootstrap(before, after, resamples=2000, seed=0)
+    found = crossed_bootstrap(before, after, resamples=2000, seed=0)
     return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
 
 

@@ -7,21 +7,14 @@ from benchmarks.simulated_models import reply, tokens
 from engines.sampling import Capabilities, Completion, SampleRequest, Usage
 from storage.records import RetrievedPassage
 
-_PROMPT = tuple(range(20_000))
-
 
 class InstantModel:
-    """The simulated model without an endpoint; the reply depends on the request's identity.
-
-    A request for token ids gets `tokens` sampled ids, for any text.
-    """
+    """The simulated model without an endpoint; the reply depends on the request's identity."""
 
     capabilities = Capabilities(structured_output=True, json_schema=True)
 
-    def __init__(self, model: str, tokens: int = 0) -> None:
+    def __init__(self, model: str) -> None:
         self.model = self.digest = model
-        self._ids = tuple(range(40_000, 40_000 + tokens))
-        self._logprobs = tuple(-i / 7 for i in range(tokens))
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Answers at once."""
@@ -30,10 +23,7 @@ class InstantModel:
         system, user = request.messages[0].content, request.messages[-1].content
         text = reply(self.model, system, user, chance)
         usage = Usage(tokens(system) + tokens(user), 0, tokens(text))
-        if not request.tokens:
-            return Completion(text, "stop", usage, self.model)
-        prompt = _PROMPT[: usage.input_tokens]
-        return Completion(text, "stop", usage, self.model, None, prompt, self._ids, self._logprobs)
+        return Completion(text, "stop", usage, self.model)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,14 +1,12 @@
 """Serves an OpenAI-compatible endpoint with the limits of a real one, without a model.
 
-    python -m benchmarks.simulated_endpoint [--slots 256] [--latency-s 2] [--tokens-per-s 40]
-                                            [--reject] [--retry-after-s 1]
+    python -m benchmarks.simulated_endpoint [--slots 256] [--latency-s 2]
 
 Serves `policy` and `judge` (`benchmarks.simulated_models`) on a free loopback port, prints its
 address on one line, and ends with SIGTERM or with the process that started it. It serves `slots`
-calls at once, each for `latency_s` and the time for its tokens. Further calls wait for a slot, or
-get 429 with `--reject`. A reply depends only on the request's JSON, including the seed. `GET
-/occupancy` returns its log: when calls came, began and ended (seconds of the machine's monotonic
-clock), and how many differed.
+calls at once, each for `latency_s`; further calls wait for a slot. A reply depends only on the
+request's JSON, including the seed. `GET /occupancy` returns its log: when calls came, began and
+ended (seconds of the machine's monotonic clock), and how many differed.
 """
 
 import argparse
@@ -37,7 +35,6 @@ class Server:
         self._slots = asyncio.Semaphore(options.slots)
         self._came, self._began, self._ended = array("d"), array("d"), array("d")
         self._distinct: set[bytes] = set()
-        self._rejected = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers any request, directly for `web.Server`, because an application costs more."""
@@ -53,11 +50,6 @@ class Server:
         return web.Response(status=200 if request.path == "/health" else 404)
 
     async def _chat(self, body: bytes) -> web.StreamResponse:
-        if self._options.reject and self._slots.locked():
-            self._rejected += 1
-            again = {"Retry-After": f"{self._options.retry_after_s:g}"}
-            refused = {"error": {"message": "all slots are taken"}}
-            return web.json_response(refused, status=429, headers=again)
         self._came.append(time.monotonic())
         asked = json.loads(body)
         canonical = json.dumps(asked, sort_keys=True).encode()
@@ -66,20 +58,14 @@ class Server:
         said = _completion(asked, chance)
         async with self._slots:
             self._began.append(time.monotonic())
-            seconds = self._seconds(said["usage"]["completion_tokens"])
-            if seconds:
-                await asyncio.sleep(seconds)
+            if self._options.latency_s:
+                await asyncio.sleep(self._options.latency_s)
             self._ended.append(time.monotonic())
         return web.json_response(said)
-
-    def _seconds(self, written: int) -> float:
-        rate = self._options.tokens_per_s
-        return float(self._options.latency_s + (written / rate if rate else 0.0))
 
     def _log(self) -> dict[str, Any]:
         return {
             "slots": self._options.slots,
-            "rejected": self._rejected,
             "distinct": len(self._distinct),
             "came": self._came.tolist(),
             "began": self._began.tolist(),
@@ -130,11 +116,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--latency-s", type=float, default=2.0)
-    parser.add_argument(
-        "--tokens-per-s", type=float, default=0.0, help="tokens per second and slot; 0: no limit"
-    )
-    parser.add_argument("--reject", action="store_true", help="429 instead of a queue")
-    parser.add_argument("--retry-after-s", type=float, default=1.0)
     asyncio.run(_serve(parser.parse_args()))
 
 

@@ -12,9 +12,13 @@ from typing import Any
 from analysis.comparison import Scored
 from base.errors import BranchwiseError, ConfigError
 from evaluation.scoring import score_failure
+from runs.costs import TREE_CALLS
 from runs.evaluation.question_set import evaluation_data
 from runs.factories import model_folder
+from runs.seal import LEDGER
 from runs.studies.study_runner import StageTotals, StudyRunner
+from storage.call_history import read_call_history
+from storage.ledger_rows import Totals
 from storage.parts import question_ids, read_parts
 from storage.records import FailedPrediction, Prediction
 from storage.schemas import table_to_records
@@ -214,6 +218,13 @@ def _unanswered(
     for question in evaluation_data(recipe).questions:
         if question.id in failed and (question.source, question.id) not in known:
             yield score_failure(question, seed=recipe.seed)
+
+
+def tree_totals(runner: StudyRunner) -> Totals:
+    """Returns the totals of the calls that grew a run's trees, without its evaluations."""
+    history = read_call_history(runner.context.run / LEDGER, TREE_CALLS)
+    by_role = history.totals if history else ()
+    return sum((one for roles in by_role for one in roles.values()), Totals())
 
 
 def mean_of(totals: Iterable[StageTotals], *path: str) -> float | None:

@@ -11,8 +11,9 @@ frequent answer.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from experiments import atlas_dpo
 from experiments.arms import Arm, EvaluatedArm, evaluate_arms, make_start, predictions_of
-from experiments.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
+from experiments.atlas_dpo import CLAIMS, arms
 from experiments.report import Stratum, write_report
 from runs.studies.study_runner import Study, StudyRunner
 
@@ -29,7 +30,7 @@ STRATA = (
 
 DPO, SFT = (
     replace(arm, training={**arm.training, "micro_batch": 2})  # prompts of a thousand tokens
-    for (arm,) in (CANDIDATES, SFT_CANDIDATES)
+    for arm in (atlas_dpo.DPO, atlas_dpo.SFT)
 )
 """Recipes chosen on atlas's split `dev`, before this study's test is evaluated."""
 

@@ -18,10 +18,8 @@ from base.atomic import atomic_write_text
 from experiments.arms import EvaluatedArm, mean_of
 from runs.studies.output import svg, write_sheets
 from runs.studies.study_runner import StudyRunner
-from storage.records import Prediction
+from storage.records import Prediction, QuestionKey
 
-Key = tuple[str, str]
-"""Source and id of a question."""
 ANSWER_HEAD = ("arm", "seed", "source", "question", "em", "f1")
 PAPER = "paper (other models and data)"
 """Head of the column with the paper's own results."""
@@ -164,17 +162,26 @@ def paired(arm: EvaluatedArm, base: EvaluatedArm) -> tuple[EvaluatedArm, Evaluat
     return both[0], both[1]
 
 
-def shared_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
-    """Returns answerable questions that every policy evaluated; a failure counts as wrong."""
+def _answerable(row: Scored) -> bool:
+    return row.em is not None
+
+
+def shared_questions(
+    done: Sequence[EvaluatedArm], counts: Callable[[Scored], bool] = _answerable
+) -> set[QuestionKey]:
+    """Returns the questions whose predictions count for every policy.
+
+    By default these are the answerable questions, and a failure counts as wrong.
+    """
     asked = [
-        {_key(row) for row in rows if row.em is not None}
+        {_key(row) for row in rows if counts(row)}
         for one in done
         for rows in one.predictions.values()
     ]
     return set.intersection(*asked) if asked else set()
 
 
-def scores(done: EvaluatedArm, keys: Sequence[Key], metric: str) -> np.ndarray:
+def scores(done: EvaluatedArm, keys: Sequence[QuestionKey], metric: str) -> np.ndarray:
     """Returns scores of shape (questions, seeds)."""
     columns = []
     for rows in done.predictions.values():
@@ -183,7 +190,7 @@ def scores(done: EvaluatedArm, keys: Sequence[Key], metric: str) -> np.ndarray:
     return np.array(columns, dtype=np.float64).T
 
 
-def _key(row: Scored) -> Key:
+def _key(row: Scored) -> QuestionKey:
     return row.source, row.question_id
 
 
@@ -247,7 +254,7 @@ def _refusal_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 
 def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
-    """Returns the training columns; KL is empty for off-policy pairs (`training.dpo.train_dpo`)."""
+    """Returns the training columns; KL is empty for off-policy pairs (`train_dpo`)."""
     allow_off_policy_pairs = done.arm.training.get("allow_off_policy_pairs", False)
 
     def learned(*path: str) -> float | None:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from analysis.survival import SurvivalRow, sample_pairs, survival_table
 from analysis.table import NONE, Sheet, number, percent
-from annotation.evaluators import ROLLOUTS
-from annotation.grower import CHILDREN
-from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
+from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, tree_totals
 from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.report import Claim, write_report
 from runs.annotation.stored_trees import pairs_of
 from runs.folder import existing_run
 from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
+from storage.parts import question_ids
 
 ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
 JUDGED = 100
@@ -68,12 +67,12 @@ def _row(kind: Kind) -> tuple[str, ...]:
     sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
     rolled = draw_fresh_rollouts(kind.runner, run, sample)
     found = survival_table(sample, rolled.fresh, run.recipe.scheme.rollout_value)
-    with run.open_ledger() as ledger:
-        tokens = ledger.generated_tokens_by_question(CHILDREN, ROLLOUTS)
+    questions = len(question_ids(run.folder, "trees"))
+    tokens = tree_totals(kind.runner).output_tokens
     return (
         kind.name,
-        str(len(tokens)),
-        number(sum(tokens.values()) / max(len(tokens), 1), 0),
+        str(questions),
+        number(tokens / max(questions, 1), 0),
         str(len(pairs)),
         str(len({pair.question_id for pair in pairs})),
         *_survival_cells(found[0] if found else None),

@@ -30,16 +30,12 @@ from pathlib import Path
 from statistics import fmean
 
 from analysis.table import Sheet
-from experiments.arms import START, Arm, EvaluatedArm, run_arm
+from experiments.arms import START, Arm, EvaluatedArm, run_arm, tree_totals
 from experiments.report import Claim, known_mean, write_report
-from runs.costs import TREE_CALLS
 from runs.factories import model_folder
 from runs.recipe_file import load_recipe
-from runs.seal import LEDGER
 from runs.studies.output import svg
 from runs.studies.study_runner import Study, StudyRunner, overrides, with_sibling_run
-from storage.call_history import read_call_history
-from storage.ledger_rows import Totals
 from training.curves import read_metrics
 
 NAME = "supervision"
@@ -193,13 +189,6 @@ def cost_of(own: StudyRunner, done: EvaluatedArm, seed: int) -> Cost:
         calls, generated = drawn(curve, "calls"), drawn(curve, "policy_tokens")
     em = known_mean(row.em for row in done.predictions[seed]) or 0.0
     return Cost(done.arm.name, seed, 100 * em, calls, generated, trained, seconds / 3600)
-
-
-def tree_totals(runner: StudyRunner) -> Totals:
-    """Returns the totals of the calls that grew a run's trees, without its evaluations."""
-    history = read_call_history(runner.context.run / LEDGER, TREE_CALLS)
-    by_role = history.totals if history else ()
-    return sum((one for roles in by_role for one in roles.values()), Totals())
 
 
 def drawn(curve: Iterable[Mapping[str, float]], key: str) -> float:

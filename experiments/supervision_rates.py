@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.table import Sheet, number, percent
-from experiments.arms import START, Arm, EvaluatedArm, run_arm
+from experiments.arms import START, Arm, EvaluatedArm, run_arm, tree_totals
 from experiments.report import known_mean
 from experiments.supervision import (
     ON_ROLLOUTS,
@@ -22,7 +22,6 @@ from experiments.supervision import (
     replication,
     search_r1_start,
     trained_in,
-    tree_totals,
 )
 from runs.studies.output import write_sheets
 from runs.studies.study_runner import Study, StudyRunner, with_sibling_run

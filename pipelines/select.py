@@ -39,7 +39,7 @@ from sources.jsonl import line_of
 from sources.load import Data, load_data, unanswerable
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
-from storage.parts import number_of, question_ids, read_parts
+from storage.parts import part_number, question_ids, read_parts
 from storage.records import Difficulty, Failure, Question
 from storage.schemas import table_to_records
 
@@ -139,7 +139,7 @@ def _kept_rows(
 
 def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -> None:
     # Into other files, because a kill before the commit must leave the older ones as they were.
-    numbers = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
+    numbers = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
     number = 1 - max(numbers, default=1)
     parts = [run.write_part(TABLE, rows, number), run.write_part(FAILURES, failures, number)]
     run.commit(parts, replaced=(TABLE, FAILURES))

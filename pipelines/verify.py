@@ -33,7 +33,7 @@ from runs.stage import DONE, FAILED, StageContext, StageResult
 from storage.ledger import Ledger
 from storage.ledger_check import REMEDY, Checked, check
 from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts
-from storage.parts import TRAINED, Part, number_of
+from storage.parts import TRAINED, Part, part_number
 from storage.records import Question
 
 REBUILT_TABLES = frozenset({"trees", "pairs"})
@@ -166,7 +166,7 @@ def _made_again(
     sizes: dict[int, int] = defaultdict(int)
     for part in bad:
         if part.table in REBUILT_TABLES:
-            sizes[number_of(part)] = max(sizes[number_of(part)], part.questions)
+            sizes[part_number(part)] = max(sizes[part_number(part)], part.questions)
     for number, size in sorted(sizes.items()):
         name = f"part-{number:05d}"
         try:

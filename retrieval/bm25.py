@@ -65,7 +65,7 @@ class Bm25Retriever:
         Args:
             folder: the index.
             passages: the same passages, in the same order.
-            digest: Hash of corpus and settings.
+            digest: Hash of the corpus and of every setting that affects results.
         """
         import bm25s
 
@@ -75,12 +75,7 @@ class Bm25Retriever:
         self._starts = np.asarray(index.scores["indptr"])
         self._vocabulary: dict[str, int] = index.vocab_dict
         self._passages = passages
-        self._digest = digest
-
-    @property
-    def digest(self) -> str:
-        """Hash of the corpus and of every setting that affects results."""
-        return self._digest
+        self.digest = digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns the best `top_k` passages by (−score, id); none that shares no word with the

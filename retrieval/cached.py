@@ -5,25 +5,17 @@ from collections import OrderedDict
 from retrieval.interface import Retriever
 from storage.records import RetrievedPassage
 
+KEPT = 4096
+"""Answers that are kept; the longest unused goes first."""
+
 
 class CachedRetriever:
     """Answers a repeated query from memory (rollouts of one question repeat queries)."""
 
-    def __init__(self, inner: Retriever, size: int = 4096) -> None:
-        """Wraps `inner`.
-
-        Args:
-            inner: Retriever to cache.
-            size: how many answers are kept, the longest unused going first.
-        """
+    def __init__(self, inner: Retriever) -> None:
         self._inner = inner
-        self._size = size
+        self.digest = inner.digest
         self._answers: OrderedDict[tuple[str, int], tuple[RetrievedPassage, ...]] = OrderedDict()
-
-    @property
-    def digest(self) -> str:
-        """The inner retriever's digest: remembering changes no answer."""
-        return self._inner.digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns the inner retriever's answer; errors are not remembered."""
@@ -34,6 +26,6 @@ class CachedRetriever:
             return list(known)
         found = await self._inner.search(query, top_k)
         self._answers[key] = tuple(found)
-        if len(self._answers) > self._size:
+        if len(self._answers) > KEPT:
             self._answers.popitem(last=False)
         return found

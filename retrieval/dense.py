@@ -52,17 +52,12 @@ class DenseRetriever:
             folder: the index.
             passages: the same passages, in the same order.
             encoder: the encoder that built it.
-            digest: Hash of corpus and settings.
+            digest: Hash of the corpus and of every setting that affects results.
         """
         self._vectors: Vectors = np.asarray(np.load(folder / VECTORS, mmap_mode="r"))
         self._passages = passages
         self._encoder = encoder
-        self._digest = digest
-
-    @property
-    def digest(self) -> str:
-        """Hash of the corpus and of every setting that affects results."""
-        return self._digest
+        self.digest = digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns the best `top_k` passages by (−inner product, id); none at or below zero."""

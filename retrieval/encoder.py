@@ -3,7 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,17 +45,8 @@ PRESETS = {
 
 def encoding_of(settings: DenseSettings) -> Encoding:
     """Returns the preset of `settings`, with its overrides."""
-    preset = PRESETS[settings.preset]
-    return Encoding(
-        pooling=preset.pooling if settings.pooling is None else settings.pooling,
-        query_prefix=_given(settings.query_prefix, preset.query_prefix),
-        passage_prefix=_given(settings.passage_prefix, preset.passage_prefix),
-        normalise=preset.normalise if settings.normalise is None else settings.normalise,
-    )
-
-
-def _given(value: str | None, default: str) -> str:
-    return default if value is None else value
+    own = settings.model_dump(exclude={"model", "preset"}, exclude_none=True)
+    return replace(PRESETS[settings.preset], **own)
 
 
 def require_dense_extra() -> None:

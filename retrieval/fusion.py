@@ -21,13 +21,9 @@ class FusionRetriever:
 
     def __init__(self, retrievers: Sequence[Retriever]) -> None:
         self._retrievers = tuple(retrievers)
-
-    @property
-    def digest(self) -> str:
-        """Hash of the fused retrievers' digests and of `K`."""
-        parts = [retriever.digest for retriever in self._retrievers]
+        parts = [retriever.digest for retriever in retrievers]
         text = " ".join(["rrf", str(K), str(DEPTH), *parts])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns the best `top_k` passages; `score` is the fused score, at most retrievers / (k +

@@ -35,7 +35,7 @@ class HttpRetriever:
     """
 
     def __init__(
-        self, url: str, timeout_s: float = 30.0, attempts: int = 4, pause_s: float = 1.0
+        self, url: str | None, timeout_s: float = 30.0, attempts: int = 4, pause_s: float = 1.0
     ) -> None:
         """Stores the address.
 
@@ -47,19 +47,15 @@ class HttpRetriever:
             pause_s: Longest wait before the second attempt in seconds; doubles with every attempt.
 
         Raises:
-            ConfigError: If not a http(s) url, or one that holds credentials or a query.
+            ConfigError: If it is missing, not an HTTP address, or holds credentials or a query.
         """
         url = checked_url(url)
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
+        self.digest = hashlib.sha256(f"http {self._url}".encode()).hexdigest()[:16]
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._pause_s = pause_s
         self._jitter = random.Random()
-
-    @property
-    def digest(self) -> str:
-        """Hash of the url."""
-        return hashlib.sha256(f"http {self._url}".encode()).hexdigest()[:16]
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns the server's best `top_k`, reordered by (−score, id).

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from base.errors import ConfigError
 from base.text import Log
 from retrieval.bm25 import TOKENISER, Bm25Retriever, build_bm25
 from retrieval.cached import CachedRetriever
@@ -18,8 +17,6 @@ from storage.cache import cache_section, get_or_build
 from storage.records import Passage
 
 _log = logging.getLogger(__name__)
-
-__all__ = ["corpus_hash", "open_retriever"]
 
 FORMAT = 1
 """Version of the files of an index; part of its key."""
@@ -49,7 +46,9 @@ def open_retriever(
         StorageError: If the folder of the indexes cannot be written.
     """
     if settings.kind == "http":
-        return _open_http(settings)
+        from retrieval.http import HttpRetriever
+
+        return CachedRetriever(HttpRetriever(settings.url))
     passages = in_index_order(corpus)
     digest = corpus_hash(passages)
     folder = cache or cache_section("indexes")
@@ -97,17 +96,6 @@ def _open_dense(
 
     folder = get_or_build(cache / f"dense-{digest}", build, log)
     return DenseRetriever(folder, passages, encoder, digest)
-
-
-def _open_http(settings: RetrievalSettings) -> CachedRetriever:
-    from retrieval.http import HttpRetriever
-
-    if not settings.url:
-        raise ConfigError(
-            "retrieval.kind is http but retrieval.url is not set: "
-            "set it to the search server, such as http://127.0.0.1:8001/retrieve"
-        )
-    return CachedRetriever(HttpRetriever(settings.url))
 
 
 def _key(kind: str, parts: dict[str, str]) -> str:

@@ -22,13 +22,13 @@ class QuerySimilarity:
     packaged encoder.
     """
 
-    def __init__(self, settings: DenseSettings | None = None) -> None:
+    def __init__(self) -> None:
         """Finds the encoder's files; it loads at the first text.
 
         Raises:
             ConfigError: If the extra `dense` or the packaged model is missing.
         """
-        self._encoder = Encoder(settings or DenseSettings())
+        self._encoder = Encoder(DenseSettings())
         self._known: dict[str, Vectors] = {}
         self._lock = threading.Lock()
 

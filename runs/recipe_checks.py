@@ -130,9 +130,7 @@ def _retrieval(recipe: Recipe) -> Iterator[str]:
     retrieval = recipe.retrieval
     if retrieval.kind in ("dense", "fusion"):
         yield from _errors_of(require_dense_extra)
-    if retrieval.kind == "http" and not retrieval.url:
-        yield "retrieval.kind is `http` but retrieval.url is not set"
-    if retrieval.url:  # even if unused, it would be written to the run's recipe
+    if retrieval.url or retrieval.kind == "http":  # even unused, it would be stored with the run
         yield from _errors_of(partial(search_address, retrieval.url))
 
 

@@ -16,6 +16,8 @@ class PlainRow(Row):
     """Columns `Question` and `Answer` (either case; the answer may be a list), perhaps `id`."""
 
     format: ClassVar[str] = "a question with its answer"
+    usual_type: ClassVar[str | None] = None
+    usual_hops: ClassVar[int | None] = None
 
     id: Identifier | None = None
     question: Text = Field(validation_alias=AliasChoices("question", "Question"))
@@ -32,7 +34,8 @@ class PlainRow(Row):
             source=source,
             question=self.question,
             answers=with_answers(self.answer),
-            type=self.type,
+            type=self.type or self.usual_type,
+            hops=self.usual_hops,
             extra=self.others(),
         )
 
@@ -41,17 +44,13 @@ class BamboogleRow(PlainRow):
     """Every Bamboogle question composes two facts."""
 
     format: ClassVar[str] = "Bamboogle's own format"
-
-    def to_question(self, source: str) -> Question:
-        question = super().to_question(source)
-        return question.model_copy(update={"type": self.type or "compositional", "hops": 2})
+    usual_type: ClassVar[str | None] = "compositional"
+    usual_hops: ClassVar[int | None] = 2
 
 
 class NqRow(PlainRow):
     """NQ-open's JSONL."""
 
     format: ClassVar[str] = "NQ-open's own format"
-
-    def to_question(self, source: str) -> Question:
-        question = super().to_question(source)
-        return question.model_copy(update={"type": self.type or "open_domain", "hops": 1})
+    usual_type: ClassVar[str | None] = "open_domain"
+    usual_hops: ClassVar[int | None] = 1

@@ -12,7 +12,7 @@ from base.reading import Faults
 from base.terminal_escape import inert
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merge_passages
 from sources.gold import resolve_gold
-from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
+from sources.readers import PlacedQuestion, QuestionSet, merge_questions, read_set
 from sources.settings import DataSettings, SetSettings, Split
 from storage.records import Paragraph, Passage, Question, QuestionKey
 
@@ -89,7 +89,7 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
     notes: Notes = Counter()
     loaded, named = _read_files(_Reading(settings, seed, unfit, notes))
     faults = Faults()
-    placed, _ = fold((one for part in loaded for one in part.questions), faults)
+    placed, _ = merge_questions((one for part in loaded for one in part.questions), faults)
     corpus = named or _own_corpus(loaded, faults)
     faults.raise_any()
     if not corpus.passages:

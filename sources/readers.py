@@ -97,7 +97,7 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
     else:
         path = existing(questions, "data.questions", faults)
         rows = read_rows(path, faults) if path else ()
-    found, repeated = fold(_questions(rows, source, faults), faults)
+    found, repeated = merge_questions(_questions(rows, source, faults), faults)
     faults.raise_any()
     if not found:
         raise ConfigError(f"{questions}: contains no questions")
@@ -141,7 +141,7 @@ def form_of(raw: Raw, source: str) -> type[Row]:
     return next((form for form in forms[:-1] if form.recognises(raw)), forms[-1])
 
 
-def fold(
+def merge_questions(
     questions: Iterable[PlacedQuestion], faults: Faults
 ) -> tuple[tuple[PlacedQuestion, ...], int]:
     """Returns questions with distinct ids, and the number of repetitions.

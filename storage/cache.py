@@ -1,6 +1,8 @@
 """The cache: indexes, converted weights and vectors, which can be rebuilt.
 
-    <cache folder>/<room>/<entry>/…        rooms: indexes, gguf, safetensors, reference, embeddings
+    <cache folder>/<room>/<entry>/…        rooms: indexes, gguf, safetensors, reference
+
+(`embeddings` holds SQLite files, and `logs` the logs of vLLM servers.)
 
 The folders must belong to one user alone, because anyone who can write into them controls the
 results of searches and models. An entry is a folder that appears whole or not at all, with a seal

@@ -1,6 +1,5 @@
 """Reads what earlier work cost from a run's ledger, without a lock and without writing."""
 
-import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from storage.ledger_check import check_version, read_rows
+from storage.ledger_check import check_version, read_only_uri, read_rows
 from storage.ledger_rows import SUMS, Totals
 from storage.ledger_writer import write_error
 
@@ -52,13 +51,10 @@ def read_call_history(
     """
     if not ledger.exists():
         return None
-    # Without a write-ahead log nobody writes, and `immutable` keeps SQLite from creating one.
-    fixed = "" if os.path.lexists(f"{ledger}-wal") else "&immutable=1"
-    uri = f"{ledger.resolve().as_uri()}?mode=ro{fixed}"
     where = f"error IS NULL AND ({' OR '.join(['path GLOB ?'] * len(paths))})"
     unit = _TRAJECTORY if finished is None else "question_id"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as reading:
+        with closing(sqlite3.connect(read_only_uri(ledger), uri=True)) as reading:
             if check_version(reading, ledger):
                 return None
             sums = f"SELECT {SUMS}, role, {unit} FROM calls WHERE {where} GROUP BY {unit}, role"

@@ -12,7 +12,6 @@ read for use. A damaged row raises an error: it is neither used nor silently pai
 
 import sqlite3
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -29,7 +28,7 @@ from storage.ledger_check import (
     damaged_rows,
     read_rows,
 )
-from storage.ledger_mark import lost_calls, write_mark
+from storage.ledger_mark import lost_calls
 from storage.ledger_rows import (
     CALL_COLUMNS,
     CREATE,
@@ -88,7 +87,7 @@ class Ledger:
                 raise write_error("open", path, error) from error
             raise
         self._stored = StoredKeys(self._keys_of)
-        self._commits = LedgerWriter(writing, path, write_mark)
+        self._commits = LedgerWriter(writing, path)
         self._closed = False
 
     async def put(self, call: Call) -> None:
@@ -154,17 +153,6 @@ class Ledger:
             f"AND policy_digest = coalesce(?, policy_digest) GROUP BY {column}"
         )
         return dict(self._rows(counted, policy_digest))
-
-    def generated_tokens_by_question(self, *roots: str) -> Counter[str]:
-        """Returns the generated tokens per question, of calls whose path begins with a root."""
-        summed = (
-            "SELECT question_id, sum(output_tokens) FROM calls WHERE error IS NULL "
-            "AND substr(path, 1, instr(path, '/') - 1) = ? GROUP BY question_id"
-        )
-        found: Counter[str] = Counter()
-        for root in roots:
-            found.update(dict(self._rows(summed, root)))
-        return found
 
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
         """Stores an engine's capabilities (JSON), which decide the form of its requests."""

@@ -75,7 +75,7 @@ def check(path: Path) -> Checked:
     if not path.exists():
         return Checked(lost=lost_calls(path, None))
     try:
-        with closing(sqlite3.connect(_read_only(path), uri=True)) as reading:
+        with closing(sqlite3.connect(read_only_uri(path), uri=True)) as reading:
             if check_version(reading, path):
                 return Checked(lost=lost_calls(path, None))
             found = [damaged_rows(reading, table) for table in SEALED]
@@ -114,11 +114,6 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == LEDGER_VERSION:
         return False
-    if version > LEDGER_VERSION:
-        raise StorageError(
-            f"{path}: ledger version {version}, this Branchwise reads {LEDGER_VERSION}: install a "
-            "newer version"
-        )
     if version or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise StorageError(
             f"{path}: ledger version {version}, this Branchwise reads {LEDGER_VERSION}: use the "
@@ -127,9 +122,13 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
     return True
 
 
-def _read_only(path: Path) -> str:
-    """Returns the URI of a read-only database, even if SQLite cannot lock it."""
-    fixed = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
+def read_only_uri(path: Path) -> str:
+    """Returns the URI of a read-only database.
+
+    Without a write-ahead log nobody writes, and `immutable` keeps SQLite from creating one. With
+    one, `immutable` would hide the calls in the log.
+    """
+    fixed = "" if os.path.lexists(f"{path}-wal") else "&immutable=1"
     return f"{path.resolve().as_uri()}?mode=ro{fixed}"
 
 

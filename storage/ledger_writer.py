@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 
 from base.errors import StorageError
 from base.text import replace_surrogates
-from storage.ledger_mark import move_away
+from storage.ledger_mark import move_away, write_mark
 from storage.ledger_rows import checksum
 
 MAX_BATCH = 4096
@@ -74,15 +74,9 @@ class LedgerWriter:
     Takes over `connection`, which must be in autocommit mode and usable from any thread.
     """
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        path: Path,
-        after_commit: Callable[[Path, sqlite3.Connection], None],
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self._path = path
-        self._after_commit = after_commit
         self._queue: SimpleQueue[tuple[Entry, _Waiter] | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
@@ -169,7 +163,7 @@ class LedgerWriter:
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
-        self._after_commit(self._path, self._connection)
+        write_mark(self._path, self._connection)
         return changed
 
 

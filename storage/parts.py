@@ -120,7 +120,7 @@ def _part_path(table: str, part: int | str | None) -> PurePosixPath:
     return PurePosixPath(table) / f"part-{name}.parquet"
 
 
-def number_of(part: PartInfo) -> int:
+def part_number(part: PartInfo) -> int:
     """Returns the number of a numbered part."""
     return int(PurePosixPath(part.path).stem.removeprefix("part-"))
 

@@ -21,7 +21,6 @@ from experiments.arms import EvaluatedArm
 from experiments.report import (
     PAPER,
     Claim,
-    Key,
     interval_scope,
     minimum_detectable_effect,
     scores,
@@ -79,7 +78,7 @@ def savings(
 def _saving(
     claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int, counted: Counted
 ) -> Saving:
-    answered = sorted(answered_questions([arm, base]))
+    answered = sorted(shared_questions([arm, base], lambda row: isinstance(row, Prediction)))
     before, after = (scores(one, answered, counted) for one in (base, arm))
     graded = sorted(shared_questions([arm, base]))
     em = [scores(one, graded, "em") for one in (base, arm)]
@@ -92,16 +91,6 @@ def _saving(
         p=permutation_p(before, after, seed=seed) if counts else 1.0,
         em=crossed_bootstrap(*em, seed=seed),
     )
-
-
-def answered_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
-    """Returns questions that all policies finished without failing, unanswerable ones included."""
-    ended = [
-        {(row.source, row.question_id) for row in rows if isinstance(row, Prediction)}
-        for one in done
-        for rows in one.predictions.values()
-    ]
-    return set.intersection(*ended) if ended else set()
 
 
 def saving_size(found: Sequence[Saving], counted: Counted = "searches") -> str:

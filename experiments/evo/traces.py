@@ -13,9 +13,8 @@ from agent.actions import is_search
 from analysis.table import Sheet
 from base.terminal_escape import inert
 from experiments.arms import EvaluatedArm
-from experiments.report import Key
 from rewards.evo_rag.steps import Similarity
-from storage.records import Prediction, Question
+from storage.records import Prediction, Question, QuestionKey
 
 NEAR = 0.8
 """Cosine from which two sub-queries are near-duplicates, as in `rewards.overlap_threshold`."""
@@ -84,21 +83,21 @@ def trace_text(
     return "\n".join(parts)
 
 
-def _by_question(done: Sequence[EvaluatedArm]) -> dict[Key, ArmPredictions]:
+def _by_question(done: Sequence[EvaluatedArm]) -> dict[QuestionKey, ArmPredictions]:
     arms = {one.arm.name: _first(one) for one in done if one.predictions}
     shared = set.intersection(*(set(rows) for rows in arms.values())) if arms else set()
     return {key: {name: rows[key] for name, rows in arms.items()} for key in sorted(shared)}
 
 
-def _first(done: EvaluatedArm) -> dict[Key, Prediction]:
+def _first(done: EvaluatedArm) -> dict[QuestionKey, Prediction]:
     rows = next(iter(done.predictions.values()))
     return {(row.source, row.question_id): row for row in rows if isinstance(row, Prediction)}
 
 
-def most_different_questions(shared: Mapping[Key, ArmPredictions]) -> list[Key]:
+def most_different_questions(shared: Mapping[QuestionKey, ArmPredictions]) -> list[QuestionKey]:
     """Returns the questions to show, sorted by number of different ends, then by search counts."""
 
-    def difference(key: Key) -> tuple[int, int]:
+    def difference(key: QuestionKey) -> tuple[int, int]:
         rows = shared[key].values()
         searches = [row.searches for row in rows]
         return len({_end(row) for row in rows}), max(searches) - min(searches)

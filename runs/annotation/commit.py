@@ -21,7 +21,7 @@ from runs.inputs import model_digest
 from storage.ledger import Ledger
 from storage.ledger_rows import QuestionRow
 from storage.manifest import load_manifest, problem_of, remove_parts
-from storage.parts import Part, number_of, part_of, question_ids, read_part, read_parts
+from storage.parts import Part, part_number, part_of, question_ids, read_part, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -66,7 +66,7 @@ class Committer:
         """Drops a part; its questions become pending."""
         manifest = load_manifest(self.run.folder)
         grown = (*manifest.of("trees"), *manifest.of("pairs"))
-        remove_parts(self.run.folder, [part for part in grown if number_of(part) == number])
+        remove_parts(self.run.folder, [part for part in grown if part_number(part) == number])
         name = f"{number:05d}"
         pending = [row.question_id for row in self.ledger.questions() if row.part == name]
         self.ledger.set_questions(QuestionRow(identity, "pending") for identity in pending)
@@ -90,7 +90,7 @@ class Committer:
         """Commits the waiting questions as the next part."""
         if not self._waiting:
             return
-        numbers = [number_of(part) for part in load_manifest(self.run.folder).of("trees")]
+        numbers = [part_number(part) for part in load_manifest(self.run.folder).of("trees")]
         self.commit(max(numbers, default=-1) + 1, self._waiting)
         self._waiting.clear()
 
@@ -185,7 +185,7 @@ def restate_questions(run: Run, ledger: Ledger) -> int:
         for part in load_manifest(run.folder).of("trees"):
             if problem_of(run.folder, part) is None:
                 held = read_part(run.folder, part, ["question_id"])["question_id"]
-                name = f"{number_of(part):05d}"
+                name = f"{part_number(part):05d}"
                 ledger.set_questions(
                     QuestionRow(identity, "done", part=name)
                     for identity in pc.unique(held).to_pylist()

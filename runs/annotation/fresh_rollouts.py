@@ -26,7 +26,7 @@ from runs.recipe import Recipe, identity
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
-from storage.parts import number_of, read_parts
+from storage.parts import part_number, read_parts
 from storage.records import FreshRollouts, Pair
 from storage.schemas import table_to_records
 
@@ -187,5 +187,5 @@ async def _roll(
 def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
     if not rows:
         return
-    taken = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
+    taken = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
     run.commit([run.write_part(TABLE, rows, max(taken, default=-1) + 1)])

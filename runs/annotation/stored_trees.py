@@ -13,7 +13,7 @@ from runs.folder import Run
 from runs.inputs import replay_passages
 from runs.stage import checked_name
 from storage.manifest import PartInfo, load_manifest
-from storage.parts import number_of, question_ids, read_part, read_parts, stored_questions
+from storage.parts import part_number, question_ids, read_part, read_parts, stored_questions
 from storage.records import Pair, Passage, Question, TreeNode
 from storage.schemas import table_to_records
 
@@ -138,7 +138,7 @@ def _trees_of(
     nodes.sort(key=lambda node: (node.tree_id, node.node_id))
     for identity, tree in groupby(nodes, key=lambda node: node.tree_id):
         if only is None or identity in only:
-            yield StoredTree(number_of(part), list(tree), replay)
+            yield StoredTree(part_number(part), list(tree), replay)
 
 
 @dataclass

@@ -8,7 +8,7 @@ of them.
 from dataclasses import dataclass
 
 from sources.atlas.facts import City, Country
-from sources.atlas.passages import city_text, country_text
+from sources.atlas.passages import FactPassage, city_text, country_text
 from storage.records import Passage
 
 
@@ -24,25 +24,11 @@ class Relation:
 COUNTRY_RELATIONS = {
     r.key: r
     for r in (
+        Relation("capital", ("capital", "capital city"), "{a} is the capital of {s}"),
+        Relation("currency", ("currency", "money"), "The currency of {s} is the {a}"),
+        Relation("domain", ("internet domain", "web domain"), "The internet domain of {s} is {a}"),
         Relation(
-            "capital",
-            ("capital", "capital city"),
-            "{a} is the capital of {s}",
-        ),
-        Relation(
-            "currency",
-            ("currency", "money"),
-            "The currency of {s} is the {a}",
-        ),
-        Relation(
-            "domain",
-            ("internet domain", "web domain"),
-            "The internet domain of {s} is {a}",
-        ),
-        Relation(
-            "dialling_code",
-            ("dialling code", "telephone code"),
-            "The dialling code of {s} is {a}",
+            "dialling_code", ("dialling code", "telephone code"), "The dialling code of {s} is {a}"
         ),
         Relation("continent", ("continent", "part of the world"), "{s} lies in {a}"),
         Relation(
@@ -50,27 +36,15 @@ COUNTRY_RELATIONS = {
             ("area in square kilometres", "surface area"),
             "The area of {s} is {a} square kilometres",
         ),
-        Relation(
-            "population",
-            ("population", "number of inhabitants"),
-            "{s} has {a} inhabitants",
-        ),
+        Relation("population", ("population", "number of inhabitants"), "{s} has {a} inhabitants"),
     )
 }
 CITY_RELATIONS = {
     r.key: r
     for r in (
         Relation("country", ("country",), "{s} is in {a}"),
-        Relation(
-            "population",
-            ("population", "number of inhabitants"),
-            "{s} has {a} inhabitants",
-        ),
-        Relation(
-            "time_zone",
-            ("time zone", "local time"),
-            "The time zone of {s} is {a}",
-        ),
+        Relation("population", ("population", "number of inhabitants"), "{s} has {a} inhabitants"),
+        Relation("time_zone", ("time zone", "local time"), "The time zone of {s} is {a}"),
     )
 }
 
@@ -108,31 +82,17 @@ def city_value(city: City, country: Country, relation: str) -> str:
 
 def country_hop(country: Country, relation: str) -> AtlasHop:
     """Returns the search for a fact of a country."""
-    name, text = country.name, country_text(country)
-    words = COUNTRY_RELATIONS[relation]
-    value = country_value(country, relation)
-    queries = (
-        f"{name} {words.names[0]}",
-        f"{words.names[0]} of {name}",
-        name,
-    )
-    return AtlasHop(queries, text.passage, _evidence(words, name, value, text.sentences))
+    words, value = COUNTRY_RELATIONS[relation], country_value(country, relation)
+    return _hop(country.name, country_text(country), words, value)
 
 
 def city_hop(city: City, country: Country, relation: str) -> AtlasHop:
     """Returns the search for a fact of a city."""
-    name, text = city.name, city_text(city, country)
-    words = CITY_RELATIONS[relation]
-    value = city_value(city, country, relation)
-    queries = (
-        f"{name} {words.names[0]}",
-        f"{words.names[0]} of {name}",
-        name,
-    )
-    return AtlasHop(queries, text.passage, _evidence(words, name, value, text.sentences))
+    words, value = CITY_RELATIONS[relation], city_value(city, country, relation)
+    return _hop(city.name, city_text(city, country), words, value)
 
 
-def _evidence(
-    relation: Relation, subject: str, value: str, sentences: dict[str, str]
-) -> tuple[str, ...]:
-    return sentences[relation.key], relation.states.format(s=subject, a=value)
+def _hop(name: str, text: FactPassage, words: Relation, value: str) -> AtlasHop:
+    queries = (f"{name} {words.names[0]}", f"{words.names[0]} of {name}", name)
+    evidence = (text.sentences[words.key], words.states.format(s=name, a=value))
+    return AtlasHop(queries, text.passage, evidence)

@@ -11,7 +11,6 @@ from analysis import significance
 from analysis.significance import (
     crossed_bootstrap,
     holm,
-    paired_bootstrap,
     permutation_p,
     relative_saving,
     wilson,
@@ -19,14 +18,14 @@ from analysis.significance import (
 
 
 def test_identical_policies_have_a_difference_of_zero() -> None:
-    found = paired_bootstrap([1, 0, 1, 0.5], [1, 0, 1, 0.5], resamples=500)
+    found = crossed_bootstrap([1, 0, 1, 0.5], [1, 0, 1, 0.5], resamples=500)
     assert (found.mean, found.low, found.high, found.n) == (0.0, 0.0, 0.0, 4)
     assert not found.excludes_zero
 
 
 def test_a_constant_shift_has_an_interval_of_width_zero() -> None:
     base = [0.1, 0.9, 0.4, 0.2, 0.3, 0.7]
-    found = paired_bootstrap(base, [x + 0.05 for x in base], resamples=500)
+    found = crossed_bootstrap(base, [x + 0.05 for x in base], resamples=500)
     assert (found.mean, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05))
     assert found.excludes_zero
 
@@ -35,11 +34,7 @@ def test_a_constant_shift_has_an_interval_of_width_zero() -> None:
 def test_five_differing_questions_are_not_significant(shape: tuple[int, ...]) -> None:
     base, own = np.zeros(shape), np.zeros(shape)
     own[:5] = 1
-    found = (
-        crossed_bootstrap(base, own)
-        if len(shape) == 2
-        else paired_bootstrap(base.tolist(), own.tolist())
-    )
+    found = crossed_bootstrap(base, own)
     assert found.low > 0
     assert permutation_p(base, own) == 2 / 2**5
     assert not found.excludes_zero
@@ -51,54 +46,48 @@ def test_interval_width_agrees_with_the_normal_approximation() -> None:
     # 40 wins, 20 losses, 340 ties: mean 0.05, SD² = 60/400 − 0.05², standard error 0.01920.
     other = [1.0] * 40 + [0.0] * 20 + [0.0] * 340
     base = [0.0] * 40 + [1.0] * 20 + [0.0] * 340
-    found = paired_bootstrap(base, other, resamples=20_000, seed=1)
+    found = crossed_bootstrap(base, other, resamples=20_000, seed=1)
     assert found.mean == pytest.approx(0.05)
     assert found.low == pytest.approx(0.05 - 1.96 * 0.0192, abs=0.003)
     assert found.high == pytest.approx(0.05 + 1.96 * 0.0192, abs=0.003)
 
 
-def test_paired_bootstrap_pairs_scores_by_position() -> None:
+def test_crossed_bootstrap_pairs_scores_by_position() -> None:
     # The same scores in another order: equal as sets, but different in every pair.
-    found = paired_bootstrap([0, 1] * 50, [1, 0] * 50, resamples=2_000)
+    found = crossed_bootstrap([0, 1] * 50, [1, 0] * 50, resamples=2_000)
     assert found.mean == 0.0
     assert found.high > 0.1
 
 
 def test_intervals_depend_on_the_seed_and_not_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     base, other = [0, 1, 1, 0, 0, 1, 0], [1, 1, 0, 1, 0, 1, 1]
-    first = paired_bootstrap(base, other, resamples=1_000, seed=5)
-    assert first == paired_bootstrap(base, other, resamples=1_000, seed=5)
+    first = crossed_bootstrap(base, other, resamples=1_000, seed=5)
+    assert first == crossed_bootstrap(base, other, resamples=1_000, seed=5)
     monkeypatch.setattr(significance, "_CHUNK_DRAWS", 70)
-    assert first == paired_bootstrap(base, other, resamples=1_000, seed=5)
+    assert first == crossed_bootstrap(base, other, resamples=1_000, seed=5)
 
 
 @pytest.mark.parametrize(("base", "other"), [([], []), ([1.0], [1.0, 0.0])])
 def test_lists_that_cannot_be_paired_raise_an_error(base: list[float], other: list[float]) -> None:
     with pytest.raises(ValueError, match="pair"):
-        paired_bootstrap(base, other)
+        crossed_bootstrap(base, other)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
 @settings(max_examples=50)
 def test_swapping_the_policies_mirrors_the_mean(pairs: list[tuple[float, float]]) -> None:
     base, other = zip(*pairs, strict=True)
-    there = paired_bootstrap(base, other, resamples=200)
-    back = paired_bootstrap(other, base, resamples=200)
+    there = crossed_bootstrap(base, other, resamples=200)
+    back = crossed_bootstrap(other, base, resamples=200)
     assert there.mean == pytest.approx(-back.mean)
     assert there.low == pytest.approx(-back.high)
     assert -1 - 1e-9 <= there.low <= there.high <= 1 + 1e-9
 
 
-def test_crossed_bootstrap_of_one_seed_is_the_paired_bootstrap() -> None:
-    base, other = [0.0, 1, 1, 0, 0, 1, 0], [1.0, 1, 0, 1, 0, 1, 1]
-    crossed = crossed_bootstrap(_column(base), _column(other), resamples=2_000, seed=3)
-    assert crossed == paired_bootstrap(base, other, resamples=2_000, seed=3)
-
-
 def test_seeds_that_agree_do_not_widen_the_interval() -> None:
     base, other = np.zeros((40, 3)), np.repeat(_column([0.0, 1.0] * 20), 3, axis=1)
     crossed = crossed_bootstrap(base, other, resamples=2_000)
-    alone = paired_bootstrap([0.0] * 40, [0.0, 1.0] * 20, resamples=2_000)
+    alone = crossed_bootstrap([0.0] * 40, [0.0, 1.0] * 20, resamples=2_000)
     assert (crossed.mean, crossed.n, crossed.seeds) == (0.5, 40, 3)
     assert (crossed.low, crossed.high) == pytest.approx((alone.low, alone.high), abs=0.03)
 
@@ -112,7 +101,7 @@ def test_crossed_bootstrap_covers_the_variance_between_seeds() -> None:
         won, lost = rng.random((2, 300, 5))
         scores = (won < 0.1 + lucky / 2).astype(float) - (lost < 0.1 - lucky / 2)
         crossed = crossed_bootstrap(np.zeros((300, 1)), scores, resamples=300, seed=number)
-        alone = paired_bootstrap([0.0] * 300, [*scores.mean(axis=1)], resamples=300, seed=number)
+        alone = crossed_bootstrap([0.0] * 300, [*scores.mean(axis=1)], resamples=300, seed=number)
         covered["crossed"] += crossed.low <= 0 <= crossed.high
         covered["questions"] += alone.low <= 0 <= alone.high
     assert covered["crossed"] >= 0.9 * 150

@@ -32,24 +32,15 @@ async def test_calls_wait_for_a_slot_and_equal_requests_have_equal_replies() -> 
         assert first == await _call_with_seeds(endpoint, list(range(8)))
         assert len({text for _, text in first}) > 1
         log = endpoint.occupancy()
-    assert (log.requests, log.distinct, log.rejected) == (16, 8, 0)
+    assert (log.requests, log.distinct) == (16, 8)
     # Call n + 2 starts after call n has ended, as there are two slots.
     assert all(began >= ended for began, ended in zip(log.began[2:], log.ended, strict=False))
-
-
-async def test_a_full_endpoint_with_reject_returns_429() -> None:
-    with serving("--slots", "1", "--latency-s", "0.5", "--reject") as endpoint:
-        statuses = [status for status, _ in await _call_with_seeds(endpoint, [1, 2, 3])]
-        assert sorted(statuses) == [200, 429, 429]
-        assert endpoint.occupancy().rejected == 2
 
 
 def test_share_busy_counts_slot_time_and_trims_the_edges() -> None:
     # Two slots, twenty calls of a second: one after the other for ten seconds, then two at a time.
     began = [float(second) for second in range(10)] + [10 + n // 2 for n in range(10)]
-    log = Occupancy(
-        slots=2, rejected=0, distinct=20, came=began, began=began, ended=[b + 1 for b in began]
-    )
+    log = Occupancy(slots=2, distinct=20, came=began, began=began, ended=[b + 1 for b in began])
     assert log.busy_slot_s(0, 10) == pytest.approx(10)
     assert log.share_busy(0.0) == pytest.approx(20 / 30)
     assert log.share_busy(0.05) == pytest.approx(19 / 28)

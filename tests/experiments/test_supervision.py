@@ -14,7 +14,7 @@ from analysis.table import NONE
 from base.errors import ConfigError
 from benchmarks.pooled_answers import main, pooled
 from experiments import arms, supervision, supervision_rates
-from experiments.arms import EvaluatedArm
+from experiments.arms import EvaluatedArm, tree_totals
 from experiments.report import ANSWER_HEAD, findings
 from pipelines.study import study
 from runs.folder import open_run
@@ -155,7 +155,7 @@ async def test_evaluations_do_not_count_as_costs_of_trees(tmp_path: Path) -> Non
     with run.open_ledger() as ledger:
         for n, path in enumerate(("tree/0", "rollout/0/1", "eval/dpo", "grpo/0")):
             await ledger.put(a_call(key=f"k{n}", path=path, output_tokens=10**n))
-    trees = supervision.tree_totals(own)
+    trees = tree_totals(own)
     assert (trees.calls, trees.output_tokens) == (2, 11)
 
 

@@ -18,7 +18,7 @@ HOSTILE = (
 )
 """Sets a title, clears, colours, links, moves back, reverses the text, and forges a line."""
 
-RESERVED_VLLM_ARGS = re.compile(
+OWN_STYLES = re.compile(
     # Colours that Rich gives our tables, and the moves of its live display.
     r"\x1b\[(?!38;5;213m)[0-9;]*m|\x1b\[\?25[lh]|\r(?:\x1b\[(?:1A|2K))+|\r(?=\n)"
 )
@@ -30,7 +30,7 @@ ACTED_ON = re.compile(
 
 def reject_harmful(said: str) -> None:
     """Fails if the text has other control characters than our own, or a forged line."""
-    left = RESERVED_VLLM_ARGS.sub("", said)
+    left = OWN_STYLES.sub("", said)
     found = ACTED_ON.search(left)
     assert not found, f"{left[max(found.start() - 80, 0) :][:160]!r}"
     assert not re.search(r"^FORGED", left, re.MULTILINE), left
@@ -61,7 +61,7 @@ class PseudoTerminal:
             shown: Texts that must be in it; by default, a part of the hostile text.
         """
         reject_harmful(self.said)
-        left = RESERVED_VLLM_ARGS.sub("", self.said)
+        left = OWN_STYLES.sub("", self.said)
         for words in shown or ("pwned",):
             assert words in left, left
         return left

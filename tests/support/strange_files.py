@@ -36,11 +36,6 @@ def pipe(path: Path, outside: Path) -> None:
     os.mkfifo(path)
 
 
-def folder(path: Path, outside: Path) -> None:
-    _cleared(path, outside)
-    path.mkdir()
-
-
 def sparse(path: Path, outside: Path) -> None:
     """Creates a sparse file of 10 GiB that takes no space on the disk."""
     _cleared(path, outside)
