@@ -10,8 +10,6 @@ MAX_CONTENT_CHARS = 300
 """Longest tag content that structured decoding allows."""
 
 _TAG = re.compile(r"<(/?)(query|evidence|answer)>")
-_CONTENT = re.compile(r"<(answer|query|search|evidence)>(.*?)</\1>", re.DOTALL)
-_PREFERRED = ("answer", "query", "search", "evidence")
 
 
 def parse_tag(text: str, allowed: tuple[str, ...]) -> Action:
@@ -53,5 +51,9 @@ def content_of(reply: str) -> str:
 
     An answer is preferred to a query (`search` in EVO-RAG), and a query to evidence.
     """
-    found = dict(reversed(_CONTENT.findall(reply)))  # the first of a kind wins
-    return next((found[tag].strip() for tag in _PREFERRED if tag in found), "")
+    for tag in ("answer", "query", "search", "evidence"):
+        _, _, rest = reply.partition(f"<{tag}>")
+        content, closed, _ = rest.partition(f"</{tag}>")
+        if closed:
+            return content.strip()
+    return ""

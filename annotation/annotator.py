@@ -6,23 +6,16 @@ that fails becomes a `Failure`; only an error that would fail every question end
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent.environment import Environment
-from agent.state import State
 from annotation.evaluators import Evaluator
 from annotation.grower import ReportProgress, grow
-from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, labelled, pair_rows, tree_rows
-from annotation.scoring import node_scores
-from annotation.settings import PairSettings
+from annotation.labelling import Labeller
+from annotation.rows import tree_rows
 from base.errors import EndpointError, RetrievalError
 from engines.sampling import Sampling
 from mcts import SearchSettings
-from rewards.guessable import guessable
-from rewards.reward_model.model import RewardModel
-from rewards.scheme import RewardScheme
 from storage.records import Failure, Pair, Question, TreeNode
 
 
@@ -43,20 +36,13 @@ class AnnotatedQuestion:
 
 @dataclass(frozen=True)
 class Annotator:
-    """Settings and parts that every question shares.
-
-    Attributes:
-        scored_by: Reward model that orders the pairs; None orders them by their labels.
-    """
+    """Settings and parts that every question shares."""
 
     environment: Environment
     evaluator: Evaluator | None
     search: SearchSettings
-    scheme: RewardScheme
-    pairs: PairSettings
     sampling: Sampling
-    provenance: Provenance
-    scored_by: RewardModel | None = None
+    labeller: Labeller
 
     async def annotate(
         self, question: Question, report_progress: ReportProgress = lambda share: None
@@ -87,41 +73,22 @@ class Annotator:
             self.environment,
             self.evaluator,
             self.search,
-            self.scheme,
+            self.labeller.scheme,
             self.sampling,
             report_progress,
         )
-        rows = tree_rows(question, grown, self.provenance)
+        rows = tree_rows(question, grown, self.labeller.provenance)
         states = [node.state for node in grown.tree.nodes]
-        labels = self.scheme.labels(question, rows, states)
-        scores = await self._scores(rows, states)
-        is_guessable = guessable(question.question, question.answers)
-        pairs, dropped = sibling_pairs(
-            rows,
-            labels,
-            self.pairs,
-            scores,
-            guessable=is_guessable,
-            whole_reply=self.scheme.whole_reply,
-        )
+        if self.labeller.scored_by is None:
+            nodes, pairs, dropped = self.labeller.label(question, rows, states)
+        else:  # a reward model takes too long for the event loop
+            nodes, pairs, dropped = await asyncio.to_thread(
+                self.labeller.label, question, rows, states
+            )
         counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
         counts["duplicate siblings"] = grown.tree.duplicates
         counts["invalid actions"] = sum(row.action == "invalid" for row in rows)
         counts["stopped at mcts.max_output_tokens"] = int(grown.stopped)
         for evaluation in grown.evaluations.values():
             counts[f"unscored: {evaluation.unscored}"] += evaluation.unscored is not None
-        return AnnotatedQuestion(
-            question,
-            labelled(rows, labels),
-            pair_rows(question, pairs, states, self.environment.prompt, self.provenance),
-            +counts,  # + drops zero counts
-        )
-
-    async def _scores(
-        self, rows: Sequence[TreeNode], states: Sequence[State]
-    ) -> list[float | None] | None:
-        """Scores every node with `scored_by`, in a thread."""
-        if self.scored_by is None:
-            return None
-        prompt = self.environment.prompt
-        return await asyncio.to_thread(node_scores, self.scored_by, rows, states, prompt)
+        return AnnotatedQuestion(question, nodes, pairs, +counts)  # + drops zero counts

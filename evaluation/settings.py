@@ -14,7 +14,7 @@ from pydantic import (
 from agent.settings import AgentSettings
 from base.settings import Settings
 from engines.settings import JudgeSettings, ModelSettings
-from evaluation.baselines import baseline_names
+from evaluation.baselines import BaselineName
 from rewards.answer_judge import JudgePrompt
 
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]
@@ -84,11 +84,11 @@ class EvaluationSettings(Settings):
             folder is an error.
         limit: Number of questions.
         temperature: Sampling temperature of the answers; 0 is greedy.
-        baselines: Modules of `evaluation.baselines` to evaluate on the same questions. `majority`
-            is the most frequent answer in the source's `train` split. The others are one turn of
-            `baseline_model`: `closed-book` without passages, `one-shot` with the passages that the
-            question retrieves, `oracle` with the gold passages. Its default is "packaged" in the
-            embedded engine, otherwise the policy's model.
+        baselines: Baselines to evaluate on the same questions. `majority` is the most frequent
+            answer in the source's `train` split. The others are one turn of `baseline_model`:
+            `closed-book` without passages, `one-shot` with the passages that the question
+            retrieves, `oracle` with the gold passages. Its default is "packaged" in the embedded
+            engine, otherwise the policy's model.
         baseline_model: Model of the baselines: a model, or a block of settings as in `policies`.
         draw: Sample index. Another number draws fresh answers for every policy, so that a model can
             be compared with itself.
@@ -98,16 +98,14 @@ class EvaluationSettings(Settings):
     policies: dict[PolicyName, EvaluatedPolicy] = Field(default_factory=dict)
     limit: int = Field(default=200, ge=1)
     temperature: float = Field(default=0.0, ge=0, le=5)
-    baselines: tuple[str, ...] = ()
+    baselines: tuple[BaselineName, ...] = ()
     baseline_model: EvaluatedPolicy | None = None
     draw: int = Field(default=0, ge=0)
     judge: EvaluationJudge | None = None
 
     @field_validator("baselines")
     @classmethod
-    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if not set(names) <= set(baseline_names()):
-            raise ValueError(f"no such baseline; known are {', '.join(baseline_names())}")
+    def _check_names(cls, names: tuple[BaselineName, ...]) -> tuple[BaselineName, ...]:
         if len(set(names)) < len(names):
             raise ValueError("names a baseline twice")
         return names

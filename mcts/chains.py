@@ -23,8 +23,8 @@ from mcts.search import (
     Expand,
     KeepGoing,
     always,
+    draw_step,
     play_out,
-    take_step,
     terminal_only,
 )
 from mcts.settings import SearchSettings
@@ -61,7 +61,7 @@ async def sample_chains(
         while needs_branch(node, settings.branches):
             if not keep_going():
                 return tree
-            step = await take_step(tree, node, expand, evaluate_node, iteration + 1)
+            step = await draw_step(tree, node, expand, evaluate_node, iteration + 1)
             leaf = await play_out(tree, step, expand, evaluate_node, iteration + 1)
             tree.back_up(leaf, stop_at=node.id)
     return tree

@@ -1,7 +1,7 @@
 """Monte Carlo tree search over reasoning steps: ReasonRAG section 2.2.2 and appendix A.
 
 A simulation walks down to the first state that may still get a child (`select_leaf`), draws one
-child and evaluates it once (`expand_node`), and adds the value to everything on the way back up
+child and evaluates it once (`draw_step`), and adds the value to everything on the way back up
 (`Tree.back_up`). Within a question this is sequential, so the same draws give the same tree;
 callers keep many questions in flight instead. The search draws no random numbers of its own: ties
 go to the lower id and every draw is numbered.
@@ -80,7 +80,7 @@ async def search(
             break
         leaf = select_leaf(tree, score, settings)
         if not leaf.terminal:
-            leaf = await expand_node(tree, leaf, expand, evaluate_node, iteration)
+            leaf = await draw_step(tree, leaf, expand, evaluate_node, iteration, attempts=2)
             if settings.evaluator == "playout":
                 leaf = await play_out(tree, leaf, expand, evaluate_node, iteration)
         tree.back_up(leaf)
@@ -95,26 +95,35 @@ def select_leaf(tree: Tree[StateT], score: Score, settings: SearchSettings) -> N
     return node
 
 
-async def expand_node(
+async def draw_step(
     tree: Tree[StateT],
     parent: Node[StateT],
     expand: Expand[StateT],
     evaluate: Evaluate[StateT],
     iteration: int,
+    attempts: int = 1,
 ) -> Node[StateT]:
-    """Returns the new, evaluated child of `parent`, or the sibling that two draws in a row
-    repeated.
+    """Returns the child that a draw at `parent` leads to: a new, evaluated one, or the sibling that
+    it equals.
+
+    Args:
+        attempts: Draws in a row before a sibling is accepted. Every draw at a node has its own
+            number, from 0.
     """
     siblings = {child.key: child for child in tree.children(parent)}
-    expansion, draw = await draw_child(parent, expand)
-    if expansion.key in siblings:
-        expansion, draw = await draw_child(parent, expand)
-    if expansion.key in siblings:
-        parent.duplicates += 1
-        return siblings[expansion.key]
-    child = add_drawn(tree, parent, expansion, draw, iteration)
-    child.value = await evaluate(child)
-    return child
+    for _ in range(attempts):
+        draw = parent.draws
+        parent.draws += 1
+        drawn = await expand(parent, draw)
+        if drawn.key not in siblings:
+            child = tree.add_child(
+                parent, drawn.state, terminal=drawn.terminal, key=drawn.key, draw=draw
+            )
+            child.iteration = iteration
+            child.value = await evaluate(child)
+            return child
+    parent.duplicates += 1
+    return siblings[drawn.key]
 
 
 async def play_out(
@@ -128,28 +137,8 @@ async def play_out(
     nodes.
     """
     while not node.terminal:
-        node = await take_step(tree, node, expand, evaluate, iteration)
+        node = await draw_step(tree, node, expand, evaluate, iteration)
     return node
-
-
-async def take_step(
-    tree: Tree[StateT],
-    parent: Node[StateT],
-    expand: Expand[StateT],
-    evaluate: Evaluate[StateT],
-    iteration: int,
-) -> Node[StateT]:
-    """Returns the child that one draw at `parent` leads to: a new one, or the sibling that it
-    equals.
-    """
-    expansion, draw = await draw_child(parent, expand)
-    for child in tree.children(parent):
-        if child.key == expansion.key:
-            parent.duplicates += 1
-            return child
-    child = add_drawn(tree, parent, expansion, draw, iteration)
-    child.value = await evaluate(child)
-    return child
 
 
 def terminal_only(evaluate: Evaluate[StateT]) -> Evaluate[StateT]:
@@ -159,30 +148,6 @@ def terminal_only(evaluate: Evaluate[StateT]) -> Evaluate[StateT]:
         return await evaluate(node) if node.terminal else None
 
     return evaluate_node
-
-
-def add_drawn(
-    tree: Tree[StateT],
-    parent: Node[StateT],
-    expansion: Expansion[StateT],
-    draw: int,
-    iteration: int,
-) -> Node[StateT]:
-    """Appends the result of a draw at `parent` as a new node, not evaluated yet."""
-    child = tree.add_child(
-        parent, expansion.state, terminal=expansion.terminal, key=expansion.key, draw=draw
-    )
-    child.iteration = iteration
-    return child
-
-
-async def draw_child(parent: Node[StateT], expand: Expand[StateT]) -> tuple[Expansion[StateT], int]:
-    """Returns the next draw at `parent`, with its number; every draw at a node has its own,
-    from 0.
-    """
-    draw = parent.draws
-    parent.draws += 1
-    return await expand(parent, draw), draw
 
 
 def full(node: Node[StateT], max_children: int) -> bool:

@@ -21,6 +21,7 @@ def all_stages(context: StageContext, by_type: ByType = False, workers: Workers 
         if outcome.exit_code != DONE:
             return StageResult(totals, outcome.exit_code)
         if context.dry_run:  # later stages need the output of this one
-            context.log(", ".join(f"then {later}" for later in context.recipe.stages[1:]))
+            if later := context.recipe.stages[1:]:
+                context.log(f"then {', then '.join(later)}")
             break
     return StageResult(totals)

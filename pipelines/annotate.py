@@ -210,7 +210,8 @@ ADVICE = {
     "small_gap": "lower pairs.min_gap, or raise mcts.iterations or mcts.rollouts",
     "unlabelled": "raise mcts.iterations, so that more steps get a label",
     "few_outcomes": "lower pairs.min_outcomes, or raise mcts.iterations",
-    "unscored": "check the judge's replies: branchwise show QUESTION:STEP",
+    "unscored": "raise training.reward_model.max_length and train the reward model again, or set "
+    "pairs.score to labels",
     "guessable": "set pairs.guessable to keep, or choose other questions",
 }
 """What to change if pairs are dropped for a reason; for other reasons, the setting of that name."""

@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import argparse
 import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ NEXT = {
     "train-sft": "eval",
     "train-dpo": "eval",
     "train-grpo": "eval",
-    "train-rm": "curriculum",
+    "train-rm": "relabel",
 }
 """Stages that usually follow a stage, for its closing line."""
 
@@ -233,21 +234,22 @@ def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
     outcome = STAGES[options.stage].run(call, vars(options))
     produced = outcome.exit_code == 0 and not call.dry_run and outcome.totals.get("pairs") != 0
     if options.stage in NEXT and produced:
-        call.log(next_stages(options, outcome.totals.get("label")))
+        call.log(next_stages(options.stage, call.run, options.config, outcome.totals.get("label")))
     if options.json:
         print(json_line(outcome.totals))
     return int(outcome.exit_code)
 
 
-def next_stages(options: argparse.Namespace, label: str | None) -> str:
-    """Returns the closing line that names the following stages, with the same run or recipe."""
-    # A run folder holds its recipe.
-    given = [f"CONFIG={options.config}" if options.config and not options.run else ""]
-    given += [f"RUN={options.run}" if options.run else ""]
-    given += [f'ARGS="--label {label}"' if label else ""]
-    words = " ".join(filter(None, given))
-    commands = (f"make {name} {words}".strip() for name in NEXT[options.stage].split(", "))
-    return "next: " + ", or ".join(commands)
+def next_stages(stage: str, run: Path, config: str | None, label: str | None) -> str:
+    """Returns the closing line that names the following stages.
+
+    They use the run folder, which holds its recipe. A warm start makes none, so the recipe follows.
+    """
+    if stage == "warm-start":
+        words = f" CONFIG={shlex.quote(config)}" if config else ""
+    else:
+        words = f" RUN={shlex.quote(str(run))}" + (f' ARGS="--label {label}"' if label else "")
+    return "next: " + ", or ".join(f"make {name}{words}" for name in NEXT[stage].split(", "))
 
 
 def json_line(totals: Any) -> str:

@@ -41,7 +41,7 @@ from runs.annotation.diagnosis_rules import (
 )
 from runs.annotation.fresh_rollouts import FreshRolloutResult, roll_fresh
 from runs.annotation.labelling import labelling_of
-from runs.annotation.stored_trees import check_relabelling, pairs_table, stored_trees
+from runs.annotation.stored_trees import check_relabelling, labels_table, pairs_table, stored_trees
 from runs.factories import model_folder
 from runs.folder import existing_run
 from runs.stage import Label, StageContext, StageResult, failure_code
@@ -84,7 +84,7 @@ def diagnose(
     check_relabelling(run, label)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
     scheme = labelling_of(run, label).scheme
-    labels = f"relabelled/{label}/labels" if label else "trees"
+    labels = labels_table(label)
     grown = load_manifest(run.folder).rows(labels)
     returns = not scheme.by_answer
     unsampled = no_model or not grown or returns

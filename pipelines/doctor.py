@@ -7,12 +7,11 @@ server, and names all that is wrong with them and with the run folder.
 import shutil
 from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
 from analysis.table import Sheet
-from runs.environment import environment_facts
+from runs.environment import environment_facts, missing_packages
 from runs.folder import check_run_folder
 from runs.preflight import (
     Check,
@@ -28,11 +27,7 @@ from runs.recipe import Recipe
 from runs.stage import BAD_INPUT, DONE, StageContext, StageResult
 from storage.cache import check_cache_not_shared
 
-NEEDS = {
-    "cpu": ("openvino_genai", "transformers", "gguf"),
-    "train": ("torch", "trl", "peft", "datasets"),
-    "dense": ("sentence_transformers", "faiss"),
-}
+EXTRAS = ("cpu", "train", "dense", "study")
 
 
 def doctor(context: StageContext) -> StageResult:
@@ -42,8 +37,8 @@ def doctor(context: StageContext) -> StageResult:
     shown = {**facts, "free disk": f"{free:.0f} GiB"}
     rows = tuple((n, _plain(v)) for n, v in shown.items() if n not in {"created", "command"})
     context.console.print(Sheet("this machine", ("fact", "value"), rows, names=2).text())
-    for extra, modules in NEEDS.items():
-        missing = [module for module in modules if find_spec(module) is None]
+    for extra in EXTRAS:
+        missing = missing_packages(extra)
         context.log(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")
     found = list(problems_of(context.recipe, context.run))
     for problem in found:

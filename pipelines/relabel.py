@@ -15,7 +15,7 @@ from base.errors import ConfigError
 from runs.annotation.fresh_rollouts import stored_fresh
 from runs.annotation.labelling import Relabeller, keep_labelling, with_label_settings
 from runs.annotation.reward_model import outdated_weights_warning
-from runs.annotation.stored_trees import stored_trees
+from runs.annotation.stored_trees import labels_table, pairs_table, stored_trees
 from runs.annotation.tree_growing import label_digest
 from runs.folder import Run, existing_run
 from runs.recipe import Recipe
@@ -39,7 +39,7 @@ def _relabel(context: StageContext, run: Run, label: str | None) -> StageResult:
     )
     if told := outdated_weights_warning(recipe):
         context.log(told)
-    labels, pairs = f"relabelled/{label}/labels", f"relabelled/{label}/pairs"
+    labels, pairs = labels_table(label), pairs_table(label)
     parts: list[PartInfo] = []
     counted: Counter[str] = Counter()
     for number, trees in groupby(stored_trees(run), key=lambda tree: tree.part):

@@ -32,7 +32,7 @@ from rewards.schemes import scheme_of
 from runs.annotation.stored_trees import (
     check_relabelling,
     check_relabelling_current,
-    pairs_table,
+    labels_table,
 )
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
@@ -164,7 +164,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
             "eval_every: 0"
         )
     check_relabelling(run, label)
-    table = f"{pairs_table(label).rpartition('/')[0]}/labels" if label else "trees"
+    table = labels_table(label)
     check_relabelling_current(run, table)
     start = validated_start_policy(context, run, table)
     target = trained_folder(context, "grpo", name)

@@ -26,8 +26,9 @@ def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft
     """Runs the stage (see module)."""
     recipe, settings = context.recipe, context.recipe.training.sft
     run, chosen = existing_run(context.run), settings.examples == "chosen"
-    if chosen:
-        check_relabelling(run, label)
+    if label is not None and not chosen:
+        raise ConfigError("--label is for training.sft.examples: chosen; leave it out")
+    check_relabelling(run, label)
     table = pairs_table(label) if chosen else "trees"
     examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
     start = validated_start_policy(context, run, table)

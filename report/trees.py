@@ -135,7 +135,7 @@ def _listed(
         "nodes": len(nodes) - 1,
         "pairs": len(pairs),
         "right": any(_is_right(node) for node in nodes),
-        "searched": any(node["terminal"] for node in nodes),
+        "searched": any(node["terminal"] or node["rollouts"] for node in nodes),
     }
 
 

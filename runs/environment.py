@@ -88,13 +88,11 @@ def extras_of(recipe: Recipe) -> tuple[str, ...]:
 
 def missing_extras(recipe: Recipe) -> tuple[str, ...]:
     """Returns the names of the needed extras of which a package is not installed."""
-    packages = requires("branchwise") or []
-    return tuple(
-        extra
-        for extra in extras_of(recipe)
-        if any(
-            installed_version(re.split(r"[^\w.-]", package)[0]) is None
-            for package in packages
-            if package.endswith(f'extra == "{extra}"')
-        )
-    )
+    return tuple(extra for extra in extras_of(recipe) if missing_packages(extra))
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Returns the names of an extra's packages that are not installed."""
+    required = [r for r in requires("branchwise") or [] if r.endswith(f'extra == "{extra}"')]
+    names = [re.split(r"[^\w.-]", requirement)[0] for requirement in required]
+    return [name for name in names if installed_version(name) is None]

@@ -60,7 +60,9 @@ def require_matplotlib() -> None:
         ConfigError: If it is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise ConfigError('plots need matplotlib: pip install "branchwise[study]"')
+        raise ConfigError(
+            "plots need matplotlib: run `make setup EXTRAS=study` or `pip install -e .[study]`"
+        )
 
 
 def data_files(recipe: Recipe) -> Iterator[Check]:
@@ -84,19 +86,18 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
 
     An endpoint draws one token. Models that the run will train need not exist yet.
     """
-    asked: dict[str, ModelSettings] = {}
-    to_train = model_folder(run, "")
-    if recipe.evaluation.policies:  # else `servers` checks the recipe's own policy
-        policies = recipe.policy_recipes(run.name).items()
-        asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
+    asked = recipe.evaluated_models(run.name)
+    asked.pop("policy", None)  # `servers` checks it
     if recipe.answer_judge is not None:
         asked[JUDGE] = recipe.answer_judge
+    to_train = model_folder(run, "")
     for setting, model in asked.items():
-        if model.engine == "openai":
+        trained = Path(model.model).is_relative_to(to_train)
+        if model.engine == "openai" or (model.base_url is not None and not trained):
             yield setting, partial(_check_endpoint, model, recipe, draw=True)
-        elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
+        elif model.engine == "vllm" != recipe.policy.engine:
             yield setting, installed_vllm
-        elif not Path(model.model).is_relative_to(to_train):
+        elif not trained:
             yield from model_files(setting, model)
 
 

@@ -112,8 +112,6 @@ DEFAULT_STAGES: tuple[StageName, ...] = ("annotate", "train-dpo", "eval")
 
 JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
-BASELINE_MODEL = "evaluation.baseline_model"
-"""Setting that names the model of the baselines."""
 
 ENDPOINT = {
     *("base_url", "api_key_env", "price_per_million", "server_args", "structured_output"),
@@ -312,15 +310,23 @@ class Recipe(Settings):
         own["temperature"] = asked.temperature
         return _with_own(self.judge or JudgeSettings(), own)
 
+    def evaluated_models(self, run: str) -> dict[str, ModelSettings]:
+        """Returns the models that an evaluation compares, by setting; see `policy_recipes`."""
+        policies = self.policy_recipes(run).items()
+        models = {
+            f"evaluation.policies.{name}" if self.evaluation.policies else "policy": one.policy
+            for name, one in policies
+        }
+        if self.evaluation.baselines:
+            models["evaluation.baseline_model"] = self.reader_recipe(run).policy
+        return models
+
     def own_endpoints(self) -> dict[str, ModelSettings]:
         """Returns the models of evaluations and the rater that have another endpoint or price than
         the policy, and the answer judge, by setting.
         """
-        policies = self.policy_recipes(self.name).items()
-        asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
+        asked = self.evaluated_models(self.name)
         asked["difficulty.policy"] = self.rater_recipe(self.name).policy
-        if self.evaluation.baselines:
-            asked[BASELINE_MODEL] = self.reader_recipe(self.name).policy
         here = _endpoint_and_price(self.policy)
         found = {name: one for name, one in asked.items() if _endpoint_and_price(one) != here}
         return found if (judge := self.answer_judge) is None else {**found, JUDGE: judge}

@@ -160,9 +160,9 @@ def _override(values: dict[str, Any], item: str) -> str | None:
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)
-        if not isinstance(inner, dict):
-            inner = {}
-        values[section] = inner = dict(inner)
+        if inner is not None and not isinstance(inner, dict):
+            return f"--set {key}: `{section}` is one value in the recipe, not a block of settings"
+        values[section] = inner = dict(inner or {})
         values = inner
     values[last] = value
     return None

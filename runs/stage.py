@@ -133,12 +133,13 @@ class Gate:
         if self.interrupted:
             self.reason = "interrupted"
             raise BudgetExceeded("interrupted; rerun the same command to resume")
-        reached = self._limit_reached()
+        reached = self.limit_reached()
         if reached is not None:
             self.reason = reached
             raise BudgetExceeded(f"{reached}; raise it and rerun the same command to resume")
 
-    def _limit_reached(self) -> str | None:
+    def limit_reached(self) -> str | None:
+        """Returns the limit that is reached, in words; None if there is none."""
         limits, spent = self.limits, self.spent()
         tokens = spent.input_tokens + spent.output_tokens
         hours = (time.monotonic() - self.started) / 3600

@@ -12,20 +12,17 @@ from typing import Any
 
 from agent.protocols import protocol_of
 from analysis.survival import Fresh, order_verdict
-from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, labelled, pair_rows
-from annotation.scoring import node_scores
+from annotation.labelling import Labeller
 from base.atomic import atomic_write_text
 from base.errors import ConfigError
 from base.plain_yaml import parse_settings
 from base.safe_files import read_inside
 from base.terminal_escape import inert_yaml
-from rewards.guessable import guessable
 from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from runs.annotation.reward_model import reward_model_for
 from runs.annotation.stored_trees import StoredTree
-from runs.annotation.tree_growing import LABELLING, label_digest
+from runs.annotation.tree_growing import LABELLING, provenance_of
 from runs.folder import Run
 from runs.recipe import Recipe
 from runs.recipe_file import RECIPE_BYTES
@@ -115,23 +112,18 @@ class Relabeller:
 
     def label(self, tree: StoredTree) -> tuple[list[TreeNode], list[Pair]]:
         """Returns the nodes with new labels, and the new pairs."""
-        recipe, rows, states, question = self.recipe, tree.nodes, tree.states, tree.question
-        labels = self._scheme.labels(question, rows, states)
-        prompt = protocol_of(recipe.agent).prompt
-        scores = node_scores(self._model, rows, states, prompt) if self._model else None
-        luck = guessable(question.question, question.answers)
-        pairs, dropped = sibling_pairs(
-            rows,
-            labels,
-            recipe.pairs,
-            scores,
-            guessable=luck,
-            whole_reply=self._scheme.whole_reply,
-            ties=self.ties,
+        policy_digest = tree.nodes[0].policy_digest
+        labeller = Labeller(
+            self._scheme,
+            self.recipe.pairs,
+            protocol_of(self.recipe.agent).prompt,
+            provenance_of(self.recipe, policy_digest, self._model),
+            self._model,
+            self.ties,
         )
+        nodes, pairs, dropped = labeller.label(tree.question, tree.nodes, tree.states)
         self.dropped.update(dropped)
-        found = pair_rows(question, pairs, states, prompt, self._provenance(rows[0]))
-        return labelled(rows, labels), self._confirmed(found)
+        return nodes, self._confirmed(pairs)
 
     def _confirmed(self, pairs: list[Pair]) -> list[Pair]:
         """Drops pairs that fresh rollouts do not confirm, if `pairs.confirmed` is set."""
@@ -145,16 +137,3 @@ class Relabeller:
             else:
                 self.dropped[f"fresh_{held or 'missing'}"] += 1
         return kept
-
-    def _provenance(self, root: TreeNode) -> Provenance:
-        recipe = self.recipe
-        return Provenance(
-            seed=root.seed,
-            cycle=root.cycle,
-            policy_model=recipe.policy.model,
-            policy_digest=root.policy_digest,
-            judge_model=recipe.active_judge.model if recipe.active_judge else None,
-            prompt_hash=root.prompt_hash,
-            label_digest=label_digest(recipe, self._model),
-            config_digest=recipe.decisive_digest,
-        )

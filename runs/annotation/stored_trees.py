@@ -23,6 +23,11 @@ def pairs_table(label: str | None = None) -> str:
     return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
 
 
+def labels_table(label: str | None = None) -> str:
+    """Returns the name of the table of labelled trees, of the run itself or of a relabelling."""
+    return f"relabelled/{checked_name(label)}/labels" if label else "trees"
+
+
 def check_relabelling(run: Run, label: str | None) -> None:
     """Raises ConfigError if the run lacks a relabelling of this name."""
     if label and not load_manifest(run.folder).of(pairs_table(label)):

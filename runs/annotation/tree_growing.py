@@ -6,9 +6,11 @@ from typing import Protocol
 
 from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
+from agent.protocols import protocol_of
 from annotation.annotator import AnnotatedQuestion, Annotator
 from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
+from annotation.labelling import Labeller
 from annotation.rows import Provenance
 from annotation.scoring import RewardModelEvaluator
 from base.text import Log, digest_of
@@ -105,20 +107,28 @@ def annotator_for(
         environment=environment,
         evaluator=_evaluator(recipe, environment, scheme, judge, reward_model),
         search=recipe.mcts,
-        scheme=scheme,
-        pairs=recipe.pairs,
         sampling=sampling_for(recipe.policy, recipe.mcts.temperature),
-        provenance=Provenance(
-            seed=recipe.seed,
-            cycle=recipe.cycle,
-            policy_model=policy.model,
-            policy_digest=policy.digest,
-            judge_model=recipe.active_judge.model if recipe.active_judge else None,
-            prompt_hash=environment.protocol.prompt_hash,
-            label_digest=label_digest(recipe, scored_by),
-            config_digest=recipe.decisive_digest,
+        labeller=Labeller(
+            scheme,
+            recipe.pairs,
+            environment.prompt,
+            provenance_of(recipe, policy.digest, scored_by),
+            scored_by,
         ),
-        scored_by=scored_by,
+    )
+
+
+def provenance_of(recipe: Recipe, policy_digest: str, scored_by: RewardModel | None) -> Provenance:
+    """Returns the provenance of rows that a recipe's policy and labels make."""
+    return Provenance(
+        seed=recipe.seed,
+        cycle=recipe.cycle,
+        policy_model=recipe.policy.model,
+        policy_digest=policy_digest,
+        judge_model=recipe.active_judge.model if recipe.active_judge else None,
+        prompt_hash=protocol_of(recipe.agent).prompt_hash,
+        label_digest=label_digest(recipe, scored_by),
+        config_digest=recipe.decisive_digest,
     )
 
 

@@ -61,7 +61,8 @@ class Report:
 
     spent: Totals
     in_flight: int
-    partial: float = 0.0
+    partial: float
+    refused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,11 @@ class WorkerPool:
                         self._reports[pipe] = message
                         progress.in_flight = sum(r.in_flight for r in self._reports.values())
                         progress.partial[f"worker {pipe.fileno()}"] = message.partial
-                        _notice_limit(gate, self._forbid)
+                        if gate.limit_reached() is not None:
+                            self._forbid(NO_CALLS)
+                        if message.refused:
+                            with suppress(BudgetExceeded):
+                                gate.check()  # sets `gate.reason`
                     case str():
                         # All workers report the same pause; log only the first sender's copies.
                         if self._first_senders.setdefault(message, pipe) is pipe:
@@ -202,13 +207,6 @@ async def _watching(gate: Gate, forbid: Callable[[int], None]) -> AsyncGenerator
     finally:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
-
-
-def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
-    try:
-        gate.check()
-    except BudgetExceeded:
-        forbid(NO_CALLS)
 
 
 async def _messages(
@@ -289,17 +287,18 @@ async def _work(task: WorkerTask, pipe: Connection, gate: "WorkerGate", next_ind
     with Ledger(task.ledger, shared=True) as ledger:
         progress = Progress("worker", len(task.pending))
         growing = grow_questions(task.recipe, pending, retriever, ledger, gate, progress, pipe.send)
-        async with _reporting(pipe, ledger, progress), aclosing(growing) as finished:
+        async with _reporting(pipe, ledger, progress, gate), aclosing(growing) as finished:
             async for annotated in finished:
                 pipe.send(annotated)
 
 
 @asynccontextmanager
 async def _reporting(
-    pipe: Connection, ledger: Ledger, progress: Progress
+    pipe: Connection, ledger: Ledger, progress: Progress, gate: "WorkerGate"
 ) -> AsyncGenerator[None, None]:
     def report_now() -> Report:
-        return Report(ledger.totals(), progress.in_flight, sum(progress.partial.values()))
+        partial = sum(progress.partial.values())
+        return Report(ledger.totals(), progress.in_flight, partial, gate.refused)
 
     async def report() -> None:
         while True:
@@ -330,7 +329,7 @@ class WorkerGate:
 
     def __init__(self, permission: Any) -> None:
         self._permission = permission
-        self._refused = False
+        self.refused = False
 
     def check(self) -> None:
         """Lets one new call through.
@@ -339,13 +338,13 @@ class WorkerGate:
             BudgetExceeded: If the parent forbids new calls.
         """
         if self._permission.value != GO:
-            self._refused = True
+            self.refused = True
             raise BudgetExceeded("stopped; rerun the same command to resume")
 
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
         """Yields questions while the parent admits them."""
         waiting = iter(questions)
-        while not self._refused and self._permission.value != NO_QUESTIONS:
+        while not self.refused and self._permission.value != NO_QUESTIONS:
             question = next(waiting, None)
             if question is None:
                 return

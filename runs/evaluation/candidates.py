@@ -14,7 +14,7 @@ from base.errors import BranchwiseError, ConfigError
 from base.text import Log, digest_of
 from engines.no_call import NoCallEngine
 from engines.sampling import Capabilities, Engine
-from evaluation.baselines import Material, load_baseline
+from evaluation.baselines import BASELINES, Material
 from evaluation.run import Answering, Begin, Evaluated, askable
 from retrieval.interface import Retriever
 from runs.evaluation.question_set import answering, data_settings
@@ -22,7 +22,7 @@ from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest
 from runs.preflight import model_files, problems
 from runs.progress import Progress, attempt_each
-from runs.recipe import BASELINE_MODEL, Recipe
+from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from sources.load import Data, load_split
 from sources.splits import folded_question
@@ -56,14 +56,11 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
     Raises:
         ConfigError: If weights of policies or baselines are missing or damaged.
     """
-    found = recipe.policy_recipes(run.name)
-    models = {f"evaluation.policies.{name}": one.policy for name, one in found.items()}
-    if recipe.evaluation.baselines:
-        models[BASELINE_MODEL] = recipe.reader_recipe(run.name).policy
+    models = recipe.evaluated_models(run.name)
     checks = (check for item in models.items() for check in model_files(*item))
     if missing := list(problems(checks)):
         raise ConfigError("\n".join(missing))
-    return found
+    return recipe.policy_recipes(run.name)
 
 
 def policy_candidates(
@@ -93,14 +90,12 @@ def baseline_candidates(
         lambda: _others(recipe, data),
     )
     for name in recipe.evaluation.baselines:
-        baseline = load_baseline(name, material)
+        baseline = BASELINES[name](material)
         questions = tuple(filter(baseline.can_be_asked, data.questions))
         if left_out := len(data.questions) - len(questions):
             log(f"{name}: {left_out} questions left out, {baseline.left_out}")
         deciding = dict(baseline.deciding)
-        own = {"protocol": baseline.protocol, "max_steps": baseline.max_steps}
-        update = {setting: value for setting, value in own.items() if value is not None}
-        agent = reader.agent.model_copy(update=update)
+        agent = reader.agent.model_copy(update={"protocol": "reading"})
         if baseline.asks_model:
             digest = model_digest(reader.policy, reader)
             deciding |= {"model": reader.policy.model, "digest": digest}

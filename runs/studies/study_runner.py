@@ -188,7 +188,7 @@ class StudyRunner:
     def _recipe_file(self) -> Path:
         """Writes the resolved recipe to a file whose name contains its digest; returns the path."""
         path, recipe = self.folder / f"recipe-{self.recipe.digest()}.yaml", dump_recipe(self.recipe)
-        if not self.context.dry_run and not _holds(path, recipe):
+        if not self.context.dry_run:
             atomic_write_text(path, recipe)
         return path
 
@@ -197,14 +197,6 @@ def _children_cpu_seconds() -> float:
     """Returns the CPU time of all ended child processes, and of theirs."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
-
-
-def _holds(path: Path, text: str) -> bool:
-    """Returns whether a file has this text; a user may have edited it."""
-    try:
-        return path.read_bytes() == text.encode()
-    except OSError:
-        return False
 
 
 def with_sibling_run(runner: StudyRunner, name: str) -> StudyRunner:

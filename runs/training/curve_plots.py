@@ -26,7 +26,7 @@ PANELS: Mapping[str, Sequence[str]] = {
 def plot_curves(model: Path, log: Log) -> None:
     """Draws `curves.svg` from `metrics.jsonl`; only logs a hint if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        log(f'{model / CURVES} was not drawn: pip install "branchwise[study]"')
+        log(f"{model / CURVES} was not drawn: run `make setup EXTRAS=study`")
         return
     lines = read_metrics(model)
     components = sorted({name for line in lines for name in line if name.startswith("reward/")})

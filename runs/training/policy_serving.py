@@ -49,7 +49,7 @@ class EmbeddedServing:
         The engine has the digest of a policy folder with the same adapter.
         """
         save_adapter(model, self.folder)
-        start = policy_files(self.policy.model)
+        start = policy_files(self.policy.trainable)
         files = PolicyFiles(
             str(self.folder), start.base, (*start.adapters, self.folder / "adapter")
         )

@@ -1,8 +1,6 @@
 """Baselines: the input of each reader, the figures of its rows, and the majority answer."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +11,14 @@ from agent.protocols import protocol_of
 from agent.settings import AgentSettings
 from base.errors import RetrievalError
 from engines.sampling import SampleRequest, Sampling, Usage
-from evaluation import baselines
-from evaluation.baselines import Material, baseline_names, load_baseline
-from evaluation.baselines.majority import majority_answers
-from evaluation.baselines.oracle import supporting
+from evaluation.baselines import (
+    BASELINES,
+    BaselineName,
+    Material,
+    majority_answers,
+    supporting,
+)
 from evaluation.run import Answering
-from evaluation.settings import EvaluationSettings
 from storage.records import Paragraph, Passage, Prediction, Question, RetrievedPassage
 
 CORPUS = {
@@ -49,7 +49,7 @@ def question(qid: str = "q", *answers: str, **changes: Any) -> Question:
 
 
 async def asked(
-    name: str,
+    name: BaselineName,
     reader: ScriptedEngine,
     *questions: Question,
     shelf: ScriptedRetriever | None = None,
@@ -58,8 +58,8 @@ async def asked(
 ) -> list[Prediction]:
     """Returns a baseline's answers to the questions that it supports."""
     retriever = shelf or ScriptedRetriever(a_and_b)
-    baseline = load_baseline(name, Material(CORPUS, retriever, 2, lambda: others))
-    protocol = protocol_of(AgentSettings(protocol=baseline.protocol, max_steps=1))
+    baseline = BASELINES[name](Material(CORPUS, retriever, 2, lambda: others))
+    protocol = protocol_of(AgentSettings(protocol="reading", max_steps=1))
     answering = Answering(
         Environment(protocol, reader, retriever, top_k=3, seed=7),
         name,
@@ -72,7 +72,7 @@ async def asked(
     return [await answering.answer(one) for one in can_be_asked]
 
 
-async def only_row(name: str, reader: ScriptedEngine, **more: Any) -> Prediction:
+async def only_row(name: BaselineName, reader: ScriptedEngine, **more: Any) -> Prediction:
     (row,) = await asked(name, reader, **more)
     return row
 
@@ -124,7 +124,7 @@ def test_supporting_passages_come_from_the_corpus_or_the_paragraphs() -> None:
     known = question(paragraphs=paragraphs)
     assert [p.id for p in supporting(known, CORPUS)] == ["b", "c"]
     lost = question(supporting_ids=("x",), paragraphs=paragraphs)
-    assert [(p.id, p.text) for p in supporting(lost, CORPUS)] == [("s", "says so"), ("q#1", "too")]
+    assert [(p.id, p.text) for p in supporting(lost, CORPUS)] == [("s", "says so"), ("q#3", "too")]
     assert supporting(question(supporting_ids=(), paragraphs=paragraphs[:1]), CORPUS) == ()
 
 
@@ -160,19 +160,3 @@ async def test_majority_answers_are_scored_without_an_engine_call() -> None:
         ("majority", 7, 0, 0, 0)
     )
     assert reader.asked == []
-
-
-def test_a_new_baseline_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = (
-        "from evaluation.baselines import Baseline, Material\n"
-        "def baseline(material: Material) -> Baseline:\n"
-        "    return Baseline(protocol='reasonrag', max_steps=3)\n"
-    )
-    (tmp_path / "three_turns.py").write_text(module)
-    monkeypatch.setattr(baselines, "__path__", [*baselines.__path__, str(tmp_path)])
-    assert "three-turns" in baseline_names()
-    assert EvaluationSettings(baselines=("three-turns",))
-    material = Material(CORPUS, ScriptedRetriever(a_and_b), 2, tuple)
-    loaded = load_baseline("three-turns", material)
-    assert (loaded.protocol, loaded.max_steps) == ("reasonrag", 3)
-    monkeypatch.delitem(sys.modules, "evaluation.baselines.three_turns")

@@ -120,6 +120,9 @@ def test_a_relabelling_with_shuffled_order_can_be_trained_on(
         # The policy of an endpoint is only known by its name; a dry run does not load its weights.
         assert branchwise(stage, config, run, *arguments) == 0
         assert "models/run/control" in capsys.readouterr().out
+    right = ("--set", "training.sft.examples=right", "--label", "shuffled")
+    assert branchwise("train-sft", config, run, *right) == 2
+    assert "--label is for training.sft.examples: chosen" in capsys.readouterr().out
 
 
 def ordered(pairs: list[Pair]) -> list[Pair]:

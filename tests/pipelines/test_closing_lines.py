@@ -1,7 +1,7 @@
 """Closing lines of a stage: the next stages, or the reason why a run has no pairs."""
 
 import re
-from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -11,15 +11,16 @@ from pipelines.cli import NEXT, next_stages
 from pipelines.stages import STAGES
 
 
-def test_next_stages_are_printed_with_the_same_recipe_and_run() -> None:
-    named = Namespace(stage="annotate", config="configs/mine.yaml", run="datasets/mine")
-    assert next_stages(named, None) == (
+def test_next_stages_are_printed_with_the_run_of_the_stage() -> None:
+    run = Path("datasets/mine")
+    assert next_stages("annotate", run, "configs/mine.yaml", None) == (
         "next: make report RUN=datasets/mine, or make train-dpo RUN=datasets/mine"
     )
-    named.run = None
-    assert "make report CONFIG=configs/mine.yaml, or " in next_stages(named, None)
-    plain = Namespace(stage="relabel", config=None, run=None)
-    assert next_stages(plain, "strict") == 'next: make train-dpo ARGS="--label strict"'
+    assert next_stages("relabel", Path("my runs/a"), None, "strict") == (
+        "next: make train-dpo RUN='my runs/a' ARGS=\"--label strict\""
+    )
+    assert next_stages("warm-start", run, "a.yaml", None) == "next: make annotate CONFIG=a.yaml"
+    assert next_stages("warm-start", run, None, None) == "next: make annotate"
     assert {name for names in NEXT.values() for name in names.split(", ")} <= set(STAGES)
 
 

@@ -116,12 +116,15 @@ def test_a_policy_that_no_stage_trains_is_a_problem_if_it_is_missing(
         tmp_path,
         "",
         policy={"engine": "openvino", "model": "packaged"},
-        evaluation={"policies": policies},
+        evaluation={"policies": policies, "baselines": ["oracle"], "baseline_model": "models/none"},
     )
     arguments = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
     assert run_stage(parser().parse_args(arguments)) == 2
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem:")]
-    assert [line.split(": ")[1] for line in told] == ["evaluation.policies.old"]
+    assert [line.split(": ")[1] for line in told] == [
+        "evaluation.policies.old",
+        "evaluation.baseline_model",
+    ]
 
 
 def test_models_that_the_embedded_engine_cannot_run_are_problems(

@@ -291,6 +291,8 @@ def test_a_recipe_that_is_not_utf_8_is_rejected(tmp_path: Path) -> None:
 def test_errors_in_overrides_name_the_override(tmp_path: Path) -> None:
     assert "--set name.x" in problems(tmp_path, "name: x\n", "name.x=3")
     assert "--set data..limit" in problems(tmp_path, "name: x\ndata: {}\n", "data..limit=3")
+    typo = problems(tmp_path, "name: x\npolicy: typo\n", "policy.temperature=0.5")
+    assert "`policy` is one value in the recipe" in typo
 
 
 def test_questions_in_flight_depend_on_the_engine_unless_set() -> None:

@@ -64,6 +64,17 @@ def test_a_limit_stops_all_workers_and_the_run_can_resume(
     assert [p.pair_id for p in rows(run)] == [p.pair_id for p in rows(whole)]
 
 
+def test_a_limit_that_the_last_call_reaches_stops_nothing(tmp_path: Path) -> None:
+    with serving(policy) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        assert branchwise("annotate", config, run) == 0
+        with Ledger(run / "ledger.sqlite") as ledger:
+            spent = ledger.totals().input_tokens + ledger.totals().output_tokens
+        again = tmp_path / "again" / "run"
+        limit = ("--set", f"limits.max_tokens={spent}")
+        assert branchwise("annotate", config, again, "--workers", "2", *limit) == 0
+
+
 def test_a_fault_is_logged_once_and_finished_work_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,56 @@
+"""Labels and pairs of one grown tree, for `annotate` and `relabel` alike."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.state import State
+from annotation.pairs import sibling_pairs
+from annotation.rows import Prompt, Provenance, labelled, pair_rows
+from annotation.scoring import node_scores
+from annotation.settings import PairSettings
+from rewards.guessable import guessable
+from rewards.reward_model.model import RewardModel
+from rewards.scheme import RewardScheme
+from storage.records import Pair, Question, TreeNode
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """Labels trees with a reward scheme and compares their siblings.
+
+    Attributes:
+        prompt: State → messages of the prompt for its next step.
+        scored_by: Reward model that orders the pairs; None orders them by their labels.
+        ties: Whether equal siblings are also paired, for studies; the earlier one is "chosen".
+    """
+
+    scheme: RewardScheme
+    pairs: PairSettings
+    prompt: Prompt
+    provenance: Provenance
+    scored_by: RewardModel | None = None
+    ties: bool = False
+
+    def label(
+        self, question: Question, rows: Sequence[TreeNode], states: Sequence[State]
+    ) -> tuple[list[TreeNode], list[Pair], Counter[str]]:
+        """Returns the labelled nodes, the pairs, and the number of dropped pairs by reason.
+
+        Args:
+            rows: Nodes of one tree, in order of `node_id`.
+            states: States of the nodes, in the same order.
+        """
+        labels = self.scheme.labels(question, rows, states)
+        scores = node_scores(self.scored_by, rows, states, self.prompt) if self.scored_by else None
+        found, dropped = sibling_pairs(
+            rows,
+            labels,
+            self.pairs,
+            scores,
+            guessable=guessable(question.question, question.answers),
+            whole_reply=self.scheme.whole_reply,
+            ties=self.ties,
+        )
+        pairs = pair_rows(question, found, states, self.prompt, self.provenance)
+        return labelled(rows, labels), pairs, dropped
