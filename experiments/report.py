@@ -171,7 +171,7 @@ def shared_questions(
 ) -> set[QuestionKey]:
     """Returns the questions whose predictions count for every policy.
 
-    By default these are the answerable questions, and a failure counts as wrong.
+    Without `counts`, these are the answerable ones; a failure counts as wrong.
     """
     asked = [
         {_key(row) for row in rows if counts(row)}
