@@ -14,7 +14,7 @@ from agent.actions import is_end
 from agent.tags import content_of
 from analysis.significance import wilson
 from analysis.survival import Bounds
-from rewards.evo_rag import similarity as likeness
+from rewards.answers import token_overlap
 from rewards.guessable import guessable
 from storage.records import NO_PARENT, Pair, TreeNode
 
@@ -89,7 +89,7 @@ def similarity(pair: Pair) -> float:
     if pair.chosen_action != pair.rejected_action:
         return 0.0
     chosen, rejected = (side[0].content for side in (pair.chosen, pair.rejected))
-    return likeness.similarity(content_of(chosen) or chosen, content_of(rejected) or rejected)
+    return token_overlap(content_of(chosen) or chosen, content_of(rejected) or rejected)
 
 
 def _length(pair: Pair) -> int:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from annotation.settings import PairSettings
 from base.text import digest_of, replace_surrogates
-from rewards.answers import normalise
-from rewards.evo_rag.similarity import similarity
+from rewards.answers import normalise, token_overlap
 from rewards.labels import Label, gap, is_wide_enough
 from storage.records import NO_PARENT, Component, TreeNode
 
@@ -219,7 +218,8 @@ def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettin
     if ratio is not None and not _has_similar_length(chosen, rejected, ratio):
         return "unlike_lengths"
     if most_alike is not None and chosen.action == rejected.action:
-        return "same_words" if similarity(chosen.content, rejected.content) > most_alike else None
+        overlap = token_overlap(chosen.content, rejected.content)
+        return "same_words" if overlap > most_alike else None
     return None
 
 

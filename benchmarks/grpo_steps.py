@@ -145,7 +145,7 @@ def turn_of(rollout: Rollout) -> tuple[list[int], list[int], list[int]]:
 
 @dataclass(frozen=True)
 class Stored:
-    """Returns the same rollouts for each batch (see `training.grpo.train.RolloutSource`)."""
+    """Returns the same rollouts for each batch (see `training.grpo.rollouts.RolloutSource`)."""
 
     groups: Groups
 

@@ -24,8 +24,7 @@ from storage.records import Pair
 from storage.schemas import table_to_records
 from training.arguments import silence_libraries, trainer_arguments
 from training.likelihood import step_logps
-from training.preference.pairs import PreferenceTokens, describe_lengths, tokenise_pairs
-from training.preference.trainer import pair_trainer, set_reference_logps
+from training.preference.pairs import PreferenceTokens, tokenise_pairs
 from training.settings import DpoSettings, TrainingSettings
 from weights.policy_files import load_policy, policy_files
 
@@ -53,6 +52,8 @@ def train_once(
 ) -> Measured:
     """Trains a new adapter on `start` and discards it; loading is not timed."""
     from transformers import PrinterCallback
+
+    from training.preference.trainer import pair_trainer, set_reference_logps
 
     model, tokenizer = load_policy(policy_files(start))
     measured = Measured()
@@ -100,9 +101,9 @@ def main() -> None:
     silence_libraries()
     rows = table_to_records(read_parts(options.run, "pairs"), Pair)[: options.pairs]
     pairs = tokenise_pairs(rows, load_policy(policy_files(options.start))[1])
-    print(
-        f"{len(pairs)} pairs of {len({p.prompt for p in pairs})} states; {describe_lengths(pairs)}"
-    )
+    longest = max(map(len, pairs))
+    states = {pair.prompt for pair in pairs}
+    print(f"{len(pairs)} pairs of {len(states)} states; the longest has {longest} tokens")
     best: dict[str, Measured] = {}
     for _ in range(options.rounds):
         for name in ("stock", "packed"):

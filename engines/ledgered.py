@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Self, get_args
+from typing import Self, cast
 
 from base.errors import EndpointError, StorageError
 from base.text import replace_surrogates
@@ -115,25 +115,25 @@ class LedgeredEngine:
             raise
         call = self._row(key, request, completion, None)
         await self._ledger.put(call)
-        return _as_replayed(completion, call)
+        return _completion(call)  # exactly what a replay returns
 
     def _row(
         self, key: str, request: SampleRequest, completion: Completion, error: str | None
     ) -> Call:
-        identity, usage = request.identity, completion.usage
+        identity, usage, stop = request.identity, completion.usage, completion.stop_reason
         kept = completion if request.tokens else _EMPTY
         return Call(
             key=key,
             role=identity.role,
-            model=completion.model or self.model,
+            model=replace_surrogates(completion.model or self.model),
             policy_digest=self.digest,
             question_id=identity.question_id,
             path=identity.path,
             draw=identity.draw,
             prompt_digest=prompt_digest(request),
-            text=completion.text,
+            text=replace_surrogates(completion.text),
             finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
+            stop_reason=None if stop is None else replace_surrogates(stop),
             input_tokens=usage.input_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens,
@@ -164,26 +164,15 @@ _EMPTY = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
 """Source of empty fields: of a failed call, and of tokens that were not requested."""
 
 
-def _as_replayed(drawn: Completion, call: Call) -> Completion:
-    """Returns the completion exactly as a replay of its row would return it."""
-    kept = _EMPTY if call.token_ids is None else drawn
-    return replace(
-        drawn,
-        text=replace_surrogates(call.text),
-        stop_reason=None if call.stop_reason is None else replace_surrogates(call.stop_reason),
-        model=replace_surrogates(call.model),
-        prompt_ids=kept.prompt_ids,
-        token_ids=kept.token_ids,
-        logprobs=unpacked("f", call.logprobs),
-    )
-
-
 def _completion(call: Call) -> Completion:
     return Completion(
         text=call.text,
-        finish_reason=_finish_reason(call.finish_reason),
+        finish_reason=cast(FinishReason, call.finish_reason),
         usage=Usage(
-            call.input_tokens, call.cached_tokens, call.output_tokens, _basis(call.usage_basis)
+            call.input_tokens,
+            call.cached_tokens,
+            call.output_tokens,
+            cast(UsageBasis, call.usage_basis),
         ),
         model=call.model,
         stop_reason=call.stop_reason,
@@ -193,13 +182,3 @@ def _completion(call: Call) -> Completion:
         latency_s=call.latency_s,
         attempts=call.attempts,
     )
-
-
-def _basis(stored: str) -> UsageBasis:
-    known: tuple[UsageBasis, ...] = get_args(UsageBasis)
-    return next((basis for basis in known if basis == stored), "bytes")
-
-
-def _finish_reason(stored: str) -> FinishReason:
-    known: tuple[FinishReason, ...] = get_args(FinishReason)
-    return next((reason for reason in known if reason == stored), "unknown")

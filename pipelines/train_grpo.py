@@ -55,7 +55,7 @@ from storage.parts import TRAINED
 from storage.records import Message, Question
 from training.arguments import check_has_lora
 from training.grpo.canary import Canary, tolerance_for
-from training.grpo.train import RolloutSource
+from training.grpo.rollouts import RolloutSource
 from training.grpo.train import train_grpo as train
 from training.report import TrainingReport
 from training.settings import GrpoStage

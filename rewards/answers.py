@@ -88,3 +88,9 @@ def _contains(tokens: list[str], gold: str) -> bool:
         return False
     width = len(wanted)
     return any(tokens[i : i + width] == wanted for i in range(len(tokens) - width + 1))
+
+
+def token_overlap(one: str, other: str) -> float:
+    """Returns the Jaccard similarity of two texts' normalised tokens, in [0, 1]."""
+    words, others = (set(normalise(text).split()) for text in (one, other))
+    return len(words & others) / len(words | others) if words | others else 1.0

@@ -7,6 +7,7 @@ before any search would earn a reward, and a gold could straddle two evaluations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import pairwise
 from statistics import fmean
 from typing import Literal, NamedTuple, cast
@@ -20,7 +21,6 @@ from agent.search_loop import SearchLoop
 from agent.segments import SearchTags, Segment, first_pair, is_block, tags
 from agent.state import State
 from rewards.answers import contains, exact_match, f1, normalise
-from rewards.evo_rag.similarity import longest_common_run
 from rewards.outcome import Outcome, Verdicts
 from rewards.outcome_scheme import OutcomeScheme
 from rewards.settings import SchemeSettings
@@ -161,7 +161,10 @@ def _copied_share(evaluations: Iterable[_Evaluation], blocks: Sequence[str]) -> 
     shares = []
     for one in evaluations:
         if tokens := normalise(one.text).split():
-            runs = (longest_common_run(tokens, block) for block in read[: one.blocks])
+            runs = (
+                SequenceMatcher(None, tokens, block, autojunk=False).find_longest_match().size
+                for block in read[: one.blocks]
+            )
             shares.append(max(runs, default=0) / len(tokens))
     return fmean(shares) if shares else None
 

@@ -161,7 +161,8 @@ class LimitSettings(Settings):
             One GiB holds about 23,000 tokens of the packaged model. Prompts of a tree that do not
             fit are recomputed.
         timeout_s: Seconds per attempt at a call.
-        deadline_s: Seconds per call, including retries and waits; at least `timeout_s`.
+        deadline_s: Seconds from a call's first attempt, including retries and the waits between
+            them; at least `timeout_s`.
         max_usd: Dollar limit per run folder, over all attempts and stages; each curriculum cycle
             has its own folder. Only models with a `price_per_million` cost money. At the limit,
             calls in flight finish and the stage exits with 3.

@@ -46,7 +46,7 @@ def trainer_arguments(
     """Returns keyword arguments of a Hugging Face `TrainingArguments`.
 
     Raises:
-        ConfigError: If a reporter is missing, or `batch_size` is not a multiple of `micro_batch`.
+        ConfigError: If a reporter of `report_to` is not installed.
     """
     import torch
 

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from training.policy_shift import PolicyShift
+from training.preference.holdout import HoldoutScore
 from weights.adapters import WEIGHTS
 from weights.model_folders import TRAINING_RECORD, file_hash
 from weights.policy_files import policy_digest, policy_files
@@ -27,9 +28,7 @@ class TrainingReport:
         dropped: Number of examples that were too long.
         movement: Figures of the training's end; None without a curve.
         seconds: Seconds of training, over all attempts.
-        lengths: Description of the examples' lengths.
-        holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: Scores on the held-out
-            pairs; see `training.preference.holdout.HoldoutScore`. None without such pairs.
+        holdout: Scores on the held-out pairs; None without such pairs.
     """
 
     kind: str
@@ -38,11 +37,7 @@ class TrainingReport:
     steps: int
     seconds: float
     movement: PolicyShift | None = None
-    lengths: str = ""
-    holdout_pairs: int = 0
-    holdout_accuracy: float | None = None
-    holdout_margin: float | None = None
-    holdout_loss: float | None = None
+    holdout: HoldoutScore | None = None
 
     def summary(self) -> str:
         """Returns one line."""

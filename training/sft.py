@@ -10,16 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from base.seeds import to_uint32
 from base.text import Log
-from training.arguments import lora_config, one_device
-from training.examples import IGNORED, StepExample, TokenExample, tokenise
-from training.packing import StepTokens, packed_batch, pad_id
+from training.examples import StepExample, tokenise
 from training.report import TrainingReport
-from training.samplers import LengthOrder, StateOrder
 from training.settings import TrainingKind, TrainingSettings
 from training.training_run import TrainingRun, log_line
-from training.tree_attention import enable_packed_forward
 
 
 def train_on_steps(
@@ -56,135 +51,10 @@ def train_on_steps(
     """
     course = TrainingRun(kind, training, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
+    from training.sft_trainer import step_trainer
+
     tokens = course.drop_overlong(tokenise(examples, tokenizer, stops))
     # Calls of one turn begin with each other's prompts, which packing reads once.
     together = [one.question_id for one in tokens] if stops else None
-    trainer = _trainer(model, tokenizer, tokens, course, together)
+    trainer = step_trainer(model, tokenizer, tokens, course, together)
     return course.train(trainer, tokens, given=len(examples))
-
-
-def _trainer(
-    model: Any,
-    tokenizer: Any,
-    tokens: Sequence[TokenExample],
-    course: TrainingRun,
-    together: Sequence[str] | None,
-) -> Any:
-    from peft import get_peft_model
-    from transformers import TrainingArguments, set_seed
-
-    pad = pad_id(tokenizer)
-    arguments = TrainingArguments(**course.arguments(), include_num_input_tokens_seen="non_padding")
-    if course.training.packed:
-        enable_packed_forward(model)
-        one_device(arguments)
-    set_seed(to_uint32(course.seed))  # before the adapter, whose first weights are random
-    lora = course.training.lora
-    return _trainer_class(together)(
-        model=model if lora is None else get_peft_model(model, lora_config(lora)),
-        args=arguments,
-        train_dataset=[
-            {"input_ids": [*t.prompt, *t.target], "labels": t.labels, "weight": t.weight}
-            for t in tokens
-        ],
-        data_collator=PackedSteps(pad) if course.training.packed else LeftPadding(pad),
-    )
-
-
-def _trainer_class(together: Sequence[str] | None) -> Any:
-    """Defines the class here, because transformers takes seconds to import."""
-    import torch
-    from transformers import Trainer
-
-    class StepTrainer(Trainer):  # type: ignore[misc]
-        """Weighted cross-entropy, computed for the last positions only."""
-
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            if together is not None:
-                return StateOrder(together, self.args.seed)
-            lengths = [len(row["input_ids"]) for row in self.train_dataset]
-            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            return LengthOrder(lengths, batch_size, self.args.seed)
-
-        def _track_num_input_tokens(self, inputs: Any) -> None:
-            """Counts the tokens that the model reads: the tree's if examples are packed."""
-            tree = inputs.get("tree_tokens")
-            super()._track_num_input_tokens(
-                inputs if tree is None else {"input_ids": tree, "attention_mask": tree * 0 + 1}
-            )
-
-        def compute_loss(
-            self,
-            model: Any,
-            inputs: Any,
-            return_outputs: bool = False,
-            num_items_in_batch: Any = None,
-        ) -> Any:
-            # Only the last `last + 1` logits are computed. Padded rows are padded on the left, so
-            # every target ends at the last column. Packed rows are 1 + longest step wide, so `last
-            # + 1` is the whole row. In both, logits[:, :-1] predict labels[:, -last:].
-            labels, weights = inputs.pop("labels"), inputs.pop("weights")
-            last = int((labels != IGNORED).sum(dim=1).max())
-            output = model(**inputs, logits_to_keep=last + 1, use_cache=False)
-            losses = torch.nn.functional.cross_entropy(
-                output.logits[:, :-1].flatten(0, 1).float(),
-                labels[:, -last:].flatten(),
-                ignore_index=IGNORED,
-                reduction="none",
-            ).view(len(labels), last)
-            # Target tokens of the whole step, so that its micro-batches add up to one mean.
-            items = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-            loss = (losses * weights[:, None]).sum() / items
-            return (loss, output) if return_outputs else loss
-
-    return StepTrainer
-
-
-class PackedSteps:
-    """Examples as one packed batch; see `training.packing`."""
-
-    def __init__(self, pad: int) -> None:
-        self.pad = pad
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Builds a batch with `labels` of shape (batch, 1 + longest step) and `weights`
-        (batch,).
-        """
-        import torch
-
-        batch = packed_batch([_row(row["input_ids"], row["labels"]) for row in rows], self.pad)
-        said = batch.pop("completion_mask")
-        return batch | {
-            "labels": batch["input_ids"].masked_fill(said == 0, IGNORED),
-            "weights": torch.tensor([float(row["weight"]) for row in rows]),
-        }
-
-
-def _row(ids: Sequence[int], labels: Sequence[int]) -> StepTokens:
-    """Returns prompt and step, which the labels separate."""
-    start = sum(label == IGNORED for label in labels)
-    return StepTokens(tuple(ids[:start]), tuple(ids[start:]))
-
-
-class LeftPadding:
-    """Examples side by side, padded on the left."""
-
-    def __init__(self, pad: int) -> None:
-        self.pad = pad
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Returns tensors of shape (batch, longest); `weights` (batch,)."""
-        import torch
-
-        longest = max(len(row["input_ids"]) for row in rows)
-
-        def padded(name: str, filler: int) -> Any:
-            return torch.tensor([[filler] * (longest - len(r[name])) + r[name] for r in rows])
-
-        mask = [[0] * (longest - len(r["input_ids"])) + [1] * len(r["input_ids"]) for r in rows]
-        return {
-            "input_ids": padded("input_ids", self.pad),
-            "attention_mask": torch.tensor(mask),
-            "labels": padded("labels", IGNORED),
-            "weights": torch.tensor([float(row["weight"]) for row in rows]),
-        }

@@ -93,7 +93,6 @@ class TrainingRun:
         trainer: Any,
         examples: Sequence[Sized],
         given: int,
-        lengths: str = "",
         scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
     ) -> TrainingReport:
         """Runs `trainer` and writes the result, or returns that of the same finished training.
@@ -102,7 +101,6 @@ class TrainingRun:
             trainer: Hugging Face trainer of a PEFT model, or of the start itself.
             examples: Training examples; in outcome RL, whatever decides the rollouts.
             given: Number of examples before the long ones were left out.
-            lengths: Description of their lengths.
             scored: Called after training; scores the trained policy on held-out pairs.
 
         Raises:
@@ -137,11 +135,7 @@ class TrainingRun:
             steps=trainer.state.global_step,
             seconds=round(max(seconds, lines[-1].get("seconds", 0.0) if lines else 0.0), 1),
             movement=movement_of(self.target),
-            lengths=lengths,
-            holdout_pairs=holdout.pairs if holdout else 0,
-            holdout_accuracy=holdout.accuracy if holdout else None,
-            holdout_margin=holdout.margin if holdout else None,
-            holdout_loss=holdout.loss if holdout else None,
+            holdout=holdout,
         )
         made_of = {
             "base": base,

@@ -12,7 +12,7 @@ from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from weights.adapters import WEIGHTS, check_adapter, load_tensors
 from weights.model_folders import ADAPTER_CONFIG, path_from
-from weights.policy_files import PACKAGED, packaged_gguf, policy_files
+from weights.policy_files import PACKAGED, is_packaged, policy_files
 
 CHAIN = "chain"
 
@@ -46,7 +46,7 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
             shutil.copyfile(adapter / file, target / name / file)
     if files.hub is not None:
         return files.hub, names
-    if files.base == packaged_gguf():
+    if is_packaged(files.base):
         return PACKAGED, names
     return path_from(target, files.base), names
 

@@ -11,7 +11,7 @@ from base.errors import ConfigError
 from weights.gguf import ROWS_ARE_INTERLEAVED, check_same_model, metadata_values, open_gguf
 from weights.gguf_metadata import PRE_TOKENIZERS, read_tokenizer
 from weights.model_folders import read_config
-from weights.policy_files import PolicyFiles, has_tokenizer, packaged_gguf
+from weights.policy_files import PolicyFiles, has_tokenizer, is_packaged, packaged_gguf
 from weights.pretrained import pretrained
 
 _FACTORS = "rope_freqs.weight"
@@ -29,7 +29,7 @@ def check_embedded(files: PolicyFiles) -> None:
         ConfigError: If it cannot run it, or a file is missing or damaged.
     """
     base = files.base
-    if base == packaged_gguf():
+    if is_packaged(base):
         return
     reason = _gguf_reason(base) if base.is_file() else _folder_reason(base)
     if reason is not None:

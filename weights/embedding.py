@@ -23,6 +23,7 @@ from weights.backbone import Backbone, StepVectors, Tokens
 from weights.chat_template import prompt_ids, target_ids
 from weights.policy_files import (
     PACKAGED,
+    is_packaged,
     policy_digest,
     policy_files,
     tokenizer_of,
@@ -55,8 +56,7 @@ def base_of(policy: str) -> str:
     files = policy_files(policy)
     if files.hub is not None:
         return files.hub
-    packaged = policy_files(PACKAGED).base if files.base.suffix == ".gguf" else None
-    return PACKAGED if files.base == packaged else str(files.base)
+    return PACKAGED if is_packaged(files.base) else str(files.base)
 
 
 class FrozenEncoder:

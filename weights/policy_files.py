@@ -96,6 +96,14 @@ def packaged_gguf() -> Path:
     )
 
 
+def is_packaged(base: Path) -> bool:
+    """Returns whether `base` is the packaged model's file; False if the package is missing."""
+    try:
+        return base == packaged_gguf()
+    except ConfigError:
+        return False
+
+
 def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
     """Returns the files of `model`: "packaged", a .gguf file, a policy folder or "hub:owner/name".
 

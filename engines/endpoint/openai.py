@@ -88,7 +88,8 @@ class OpenAIEngine:
             settings: Model and endpoint.
             max_concurrency: Most calls in progress.
             timeout_s: Seconds per attempt.
-            deadline_s: Seconds per call, including retries and waits; at least `timeout_s`.
+            deadline_s: Seconds from a call's first attempt, including retries and the waits between
+                them; at least `timeout_s`.
             retry: Retry policy; defaults to `RetryPolicy()`.
             on_event: Callback for messages about pauses and recovery of the endpoint.
             before_attempt: Check that runs before every attempt, and every second while none may

@@ -33,7 +33,7 @@ class TrafficSettings:
 
     Attributes:
         max_concurrency: Most calls in progress at once.
-        deadline_s: Seconds per call, including all attempts and waits.
+        deadline_s: Seconds from a call's first attempt, including retries and waits.
         retry: Retry policy.
     """
 

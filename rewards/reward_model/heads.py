@@ -68,7 +68,7 @@ class Heads:
         Heads that learned the total already contain the weights, so their mean is returned.
 
         Args:
-            weights: Weights of the rewards (`rewards.schedule`), one mapping per vector.
+            weights: Weights of the rewards (`rewards.evo_rag.schedule`), one mapping per vector.
         """
         heads = self.standardised(vectors)
         found: Array

@@ -211,8 +211,8 @@ def single(command: Command) -> dict[str, Any]:
     if command.stage == "relabel":
         return {"pairs": 4 if reward == "step" else 200}
     if command.stage == "train-dpo":
-        held = {"holdout_pairs": 40, "holdout_accuracy": 0.5 + command.settings["seed"] / 10}
-        return {"examples": 160, **held, "holdout_loss": 0.65}
+        accuracy = 0.5 + command.settings["seed"] / 10
+        return {"examples": 160, "holdout": {"pairs": 40, "accuracy": accuracy, "loss": 0.65}}
     return {}
 
 

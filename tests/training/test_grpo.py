@@ -301,7 +301,7 @@ class TestAgainstTrl:
         self, base: str, folder: Path, changes: Mapping[str, Any], stale: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         from training.grpo.rollouts import rows_of
-        from training.grpo.train import _Update
+        from training.grpo.trainer import _Update
 
         fields = dict(changes)
         temperature = fields.pop("temperature", 1.0)

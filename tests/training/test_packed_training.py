@@ -244,9 +244,9 @@ def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path)
         found.append(
             [record[f"holdout_{name}"] for name in ("pairs", "accuracy", "margin", "loss")]
         )
-        assert report.holdout_pairs > 0
-        assert (report.examples + report.holdout_pairs, report.dropped) == (len(rows), 0)
-        assert f"{report.holdout_pairs} held-out pairs: accuracy" in said[-1]
+        assert report.holdout is not None
+        assert (report.examples + report.holdout.pairs, report.dropped) == (len(rows), 0)
+        assert f"{report.holdout.pairs} held-out pairs: accuracy" in said[-1]
     assert found[0] == pytest.approx(found[1], rel=1e-3)
     # All questions have the same preferences, so training on some generalises to the others.
     assert found[0][1] > 0.9

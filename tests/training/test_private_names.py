@@ -34,7 +34,7 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
         (DPOTrainer, "_get_train_sampler", "self train_dataset"),
         (DPOTrainer, "compute_loss", loss),
         (DPOTrainer, "compute_ref_log_probs", "self model inputs"),
-        # training/sft.py
+        # training/sft_trainer.py
         (Trainer, "_get_train_sampler", "self train_dataset"),
         (Trainer, "_track_num_input_tokens", "self inputs"),
         (Trainer, "compute_loss", loss),

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_a_base_is_found_from_a_symlinked_folder(weights: Path, tmp_path: Path) 
         base, chain = copy_chain(str(start), trained)
         record(trained, base=base, chain=chain)
         assert policy_files(str(trained)).base.samefile(start)
+
+
+def test_a_policy_of_a_local_base_is_written_without_the_packaged_model(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("weights.policy_files.metadata.files", missing)
+    base, chain = copy_chain(str(weights), tmp_path / "trained")
+    assert ((tmp_path / "trained" / base).resolve(), chain) == (weights.resolve(), [])
 
 
 def test_an_offline_hub_and_a_malformed_hub_name_are_reported(

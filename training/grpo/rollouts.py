@@ -9,7 +9,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from training.packing import StepTokens
 from weights.prefix_tree import prefix_tree
@@ -78,6 +78,19 @@ class TrainingRow:
     weight: float
     kl_applies: bool = True
     logprobs: tuple[float, ...] | None = None
+
+
+class RolloutSource(Protocol):
+    """Source of batches of rollouts."""
+
+    def collect(self, number: int, model: Any) -> RolloutBatch:
+        """Draws batch `number`, from 0, with the weights of `model` (a PEFT model).
+
+        Raises:
+            BudgetExceeded: If a limit was reached, or a stop signal came.
+            TrainingError: If the engine does not serve these weights.
+        """
+        ...
 
 
 def rows_of(

@@ -1,54 +1,22 @@
 """Reinforcement learning on outcome rewards: GRPO, RLOO and REINFORCE++.
 
 The current policy draws each batch of rollouts: first the engine gets its weights, and a canary
-checks that they arrived (`training.grpo.canary`). TRL's `GRPOTrainer` trains on one row per rollout
-and a fixed number of rollouts per question. Here a rollout has a row for each policy call, and
-failed rollouts are left out. So the loop is that of transformers' `Trainer` with our own small loss
-(`training.grpo.loss`), whose gradients equal TRL's on rows that both can express. The output layer
-is TRL's.
+checks that they arrived (`training.grpo.canary`). `training.grpo.trainer` then updates the policy.
 """
 
-import random
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
-from base.errors import TrainingError
 from base.seeds import to_uint32
 from base.text import Log
 from training.arguments import check_has_lora, lora_config, one_device
-from training.grpo.advantages import advantages_of
-from training.grpo.loss import TokenMeans, clipped_loss, divergence, is_clipped
-from training.grpo.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
-from training.likelihood import batches, read_steps, token_logps, tokens_read
-from training.packing import StepTokens
+from training.grpo.rollouts import RolloutSource
 from training.report import TrainingReport
-from training.settings import GrpoSettings, TrainingSettings
+from training.settings import TrainingSettings
 from training.training_run import TrainingRun, log_line
 from training.tree_attention import enable_packed_forward
 from weights.adapter_chain import load_adapter
-
-MAX_CONSECUTIVE_NONFINITE = 3
-"""Consecutive updates without a finite loss and gradient that stop the training."""
-
-_KL_SAMPLE_CALLS = 8
-"""Policy calls per batch from which the metric `kl` is computed if the loss does not compute it."""
-
-
-class RolloutSource(Protocol):
-    """Source of batches of rollouts."""
-
-    def collect(self, number: int, model: Any) -> RolloutBatch:
-        """Draws batch `number`, from 0, with the weights of `model` (a PEFT model).
-
-        Raises:
-            BudgetExceeded: If a limit was reached, or a stop signal came.
-            TrainingError: If the engine does not serve these weights.
-        """
-        ...
 
 
 def train_grpo(
@@ -120,6 +88,8 @@ def grpo_trainer(
     from transformers import TrainingArguments, set_seed
     from trl.trainer.utils import add_fused_lm_head
 
+    from training.grpo.trainer import GrpoTrainer
+
     settings = training.grpo
     steps = settings.batches * settings.updates
     configuration = TrainingArguments(
@@ -138,7 +108,7 @@ def grpo_trainer(
     policy = get_peft_model(model, lora_config(check_has_lora(training)))
     if begin_with is not None:
         load_adapter(policy, begin_with)
-    return _trainer_class()(
+    return GrpoTrainer(
         model=policy,
         args=configuration,
         train_dataset=[{"step": step} for step in range(steps)],  # collect() draws the rollouts
@@ -150,236 +120,3 @@ def grpo_trainer(
         seed=seed,
         log=log,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """Rows of one optimiser step, with log-probabilities of their tokens.
-
-    Attributes:
-        old_logps: Under π_old, the policy before the batch's first update (with `ratio: engine` as
-            the engine reports them, with `rollouts: trees` under the start). None: the current
-            policy is π_old.
-        reference_logps: Under π_ref, the start; empty if the loss needs none.
-    """
-
-    rows: Sequence[TrainingRow]
-    old_logps: Mapping[StepTokens, tuple[float, ...]] | None
-    reference_logps: Mapping[StepTokens, tuple[float, ...]]
-
-
-def _trainer_class() -> Any:
-    """Defines the class here, because transformers takes seconds to import."""
-    import torch
-    from torch.utils.data import SequentialSampler
-    from transformers import Trainer
-
-    class GrpoTrainer(Trainer):  # type: ignore[misc]
-        """Draws a batch of rollouts, then makes its updates."""
-
-        def __init__(
-            self,
-            *,
-            source: RolloutSource,
-            settings: GrpoSettings,
-            packed: bool,
-            seed: int,
-            log: Log,
-            **given: Any,
-        ) -> None:
-            super().__init__(**given)
-            self.source = source
-            self.settings = settings
-            self.packed = packed
-            self.seed = seed
-            self.print_line = log
-            self.updates: list[_Update] = []
-            self.measured: dict[str, float] = {}
-            self.consecutive_nonfinite = 0
-            self.warned = False
-
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return SequentialSampler(train_dataset or self.train_dataset)
-
-        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-            number, update_index = divmod(int(inputs["step"]), self.settings.updates)
-            if update_index == 0:
-                self.updates = self._next_updates(number, model)
-            model.train()
-            return self._learn(model, self.updates[update_index])
-
-        def _next_updates(self, number: int, model: Any) -> list[_Update]:
-            """Draws a batch of rollouts and splits it into updates."""
-            settings, began = self.settings, time.monotonic()
-            model.eval()
-            batch = self.source.collect(number, model)
-            self.measured = dict(batch.measured)
-            self.measured["rollout_s"] = time.monotonic() - began
-            self._warn_of_missing_answers(number)
-            began = time.monotonic()
-            log_ratios = None
-            if settings.beta and settings.kl_in == "reward":
-                log_ratios = self._log_ratios(
-                    call.tokens for group in batch.groups for one in group for call in one.calls
-                )
-            rollouts = advantages_of(batch.groups, settings, log_ratios)
-            random.Random(f"updates:{self.seed}:{number}").shuffle(rollouts)
-            parts = [rollouts[start :: settings.updates] for start in range(settings.updates)]
-            rows = [
-                self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)
-            ]
-            if not any(rows):
-                self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
-            updates = self._with_logps(rows)
-            self.measured["before_s"] = time.monotonic() - began
-            return updates
-
-        def _warn_of_missing_answers(self, number: int) -> None:
-            """Warns once if the policy unlearns to answer (Search-R1++, arXiv 2602.19526)."""
-            rate = self.measured.get("answer_rate")
-            if rate is None or self.warned:
-                return
-            # A resumed training has the lines of its checkpoint.
-            earlier = (line.get("answer_rate") for line in self.state.log_history)
-            initial = next((one for one in earlier if one is not None), rate)
-            if rate < initial / 2:
-                self.print_line(
-                    f"batch {number}: the policy answers {100 * rate:.0f} % of its rollouts, "
-                    f"{100 * initial:.0f} % in the first batch. If its reward "
-                    "does not punish a missing answer, it may be learning not to answer"
-                )
-                self.warned = True
-
-        def _rows(
-            self, rollouts: Sequence[tuple[Rollout, list[float]]], seed: str
-        ) -> list[TrainingRow]:
-            settings = self.settings
-            rows = rows_of(
-                [rollout for rollout, _ in rollouts],
-                [advantages for _, advantages in rollouts],
-                aggregation=settings.aggregation,
-                kl_on=settings.kl_on,
-                has_kl=settings.beta > 0 and settings.kl_in == "loss",
-            )
-            fitting = [row for row in rows if sum(map(len, row.tokens)) <= settings.max_length]
-            self.measured["too_long"] = self.measured.get("too_long", 0) + len(rows) - len(fitting)
-            return drawn(fitting, settings.max_tokens, seed)
-
-        def _with_logps(self, parts: Sequence[Sequence[TrainingRow]]) -> list[_Update]:
-            """Adds log-probabilities under policy and start before the first update, if needed."""
-            settings = self.settings
-            asked = [row.tokens for part in parts for row in part]
-            old_logps, reference_logps = None, {}
-            if settings.ratio == "engine":
-                old_logps = {
-                    row.tokens: row.logprobs for part in parts for row in part if row.logprobs
-                }
-            elif settings.rollouts == "trees":
-                old_logps = self._start_logps(asked)  # the start drew all trees
-            elif settings.updates > 1:
-                old_logps = self._logps(asked)
-            if settings.beta and settings.kl_in == "loss":
-                reference_logps = self._start_logps(asked)
-            else:
-                watched = self._log_ratios(asked[:_KL_SAMPLE_CALLS]).values()
-                seen = [value for values in watched for value in values]
-                if seen:
-                    self.measured["kl"] = fmean(seen)
-            return [_Update(part, old_logps, reference_logps) for part in parts]
-
-        def _log_ratios(self, asked: Any) -> dict[StepTokens, list[float]]:
-            asked = set(asked)
-            policy, start = self._logps(asked), self._start_logps(asked)
-            return {
-                tokens: [p - s for p, s in zip(policy[tokens], start[tokens], strict=True)]
-                for tokens in asked
-            }
-
-        def _logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
-            self.model.eval()
-            return token_logps(self, asked, packed=self.packed)
-
-        def _start_logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
-            with self.model.disable_adapter():
-                return self._logps(asked)
-
-        def _learn(self, model: Any, update: _Update) -> Any:
-            """Adds the gradients of one update, micro-batch by micro-batch."""
-            settings, began = self.settings, time.monotonic()
-            loss = torch.zeros((), device=self.args.device)
-            seen = TokenMeans()
-            micro_batches = batches(
-                update.rows,
-                settings.micro_tokens,
-                packed=self.packed,
-                tokens_of=lambda row: row.tokens,
-            )
-            trained_tokens = 0
-            for rows in micro_batches:
-                trained_tokens += tokens_read([row.tokens for row in rows], packed=self.packed)
-                with self.compute_loss_context_manager():
-                    micro_loss = self._loss(model, rows, update, seen)
-                self.accelerator.backward(micro_loss)
-                loss += micro_loss.detach()
-            self._drop_unsound(model, loss)
-            self.measured |= seen.means()
-            self.measured["rows"] = len(update.rows)
-            self.measured["trained_tokens"] = trained_tokens
-            self.measured["train_s"] = time.monotonic() - began
-            return loss
-
-        def _loss(
-            self, model: Any, rows: Sequence[TrainingRow], update: _Update, seen: "TokenMeans"
-        ) -> Any:
-            settings = self.settings
-            tokens = [row.tokens for row in rows]
-            sampled_mask, output = read_steps(self, model, tokens, packed=self.packed)
-            logps = output.log_probs[sampled_mask].float()
-
-            def flat(values: Any) -> Any:
-                return torch.tensor([value for one in values for value in one], device=logps.device)
-
-            advantages = flat(row.advantages for row in rows)
-            weights = flat([row.weight] * len(row.advantages) for row in rows)
-            old_logps = logps.detach()
-            if update.old_logps is not None:
-                old_logps = flat(update.old_logps[one] for one in tokens)
-            ratio = (logps - old_logps).exp()
-            losses = clipped_loss(ratio, advantages, settings.clip)
-            if update.reference_logps:
-                log_ratio = logps - flat(update.reference_logps[one] for one in tokens)
-                kl_applies = flat([float(row.kl_applies)] * len(row.advantages) for row in rows)
-                penalty = divergence(settings.kl, log_ratio) * kl_applies
-                losses = losses + settings.beta * penalty
-                seen.add("kl", log_ratio)
-            seen.add("entropy", output.entropy[sampled_mask])
-            seen.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())
-            if settings.ratio == "engine":
-                seen.add("engine_gap", (logps - old_logps).abs())
-            return (losses * weights).sum()
-
-        def _drop_unsound(self, model: Any, loss: Any) -> None:
-            """Drops gradients that are not finite, so that they harm neither weights nor Adam."""
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            if bool(torch.isfinite(loss)) and all(bool(g.isfinite().all()) for g in gradients):
-                self.consecutive_nonfinite = 0
-                return
-            model.zero_grad(set_to_none=True)
-            loss.zero_()
-            self.consecutive_nonfinite += 1
-            self.measured["lost_updates"] = self.measured.get("lost_updates", 0) + 1
-            self.print_line(
-                f"step {self.state.global_step + 1}: loss or gradient is not finite; this "
-                "update is left out"
-            )
-            if self.consecutive_nonfinite >= MAX_CONSECUTIVE_NONFINITE:
-                raise TrainingError(
-                    f"loss or gradient was not finite in {MAX_CONSECUTIVE_NONFINITE} updates in a "
-                    "row. Lower training.grpo.lr; the same command resumes from the last checkpoint"
-                )
-
-        def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-            super().log({**logs, **self.measured} if "loss" in logs else logs, *args, **kwargs)
-            self.measured = {}
-
-    return GrpoTrainer

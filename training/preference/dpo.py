@@ -24,9 +24,8 @@ from storage.records import Pair
 from training.likelihood import step_logps
 from training.packing import StepTokens
 from training.preference.holdout import HoldoutScore, score, split_holdout
-from training.preference.pairs import PreferenceTokens, describe_lengths, tokenise_pairs
+from training.preference.pairs import PreferenceTokens, tokenise_pairs
 from training.preference.reference import reference_logps
-from training.preference.trainer import pair_trainer, set_reference_logps
 from training.report import TrainingReport
 from training.settings import TrainingSettings
 from training.training_run import TrainingRun, log_line
@@ -75,9 +74,9 @@ def train_dpo(
         raise ConfigError("the list of training pairs is empty; annotate more questions")
     course = TrainingRun("dpo", training, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
+    from training.preference.trainer import pair_trainer, set_reference_logps
+
     tokens = tokenise_pairs(pairs, tokenizer, stops)
-    lengths = describe_lengths(tokens)
-    log(lengths)
     trained, out = split_holdout(course.drop_overlong(tokens), training.dpo.holdout, seed)
     trainer = pair_trainer(model, tokenizer, trained, training, course.arguments())
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
@@ -90,7 +89,7 @@ def train_dpo(
         policy = step_logps(trainer, _rows(out), packed=training.packed)
         return score(out, policy, reference, training.dpo.beta) if out else None
 
-    return course.train(trainer, trained, len(pairs) - len(out), lengths, scored)
+    return course.train(trainer, trained, len(pairs) - len(out), scored)
 
 
 def _reference(

@@ -1,4 +1,4 @@
-"""Preference pairs as token ids, and their lengths."""
+"""Preference pairs as token ids."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -48,23 +48,3 @@ def tokenise_pairs(
 
 def _step(messages: Sequence[Message], tokenizer: Any, stops: tuple[str, ...]) -> tuple[int, ...]:
     return target_ids("".join(message.content for message in messages), tokenizer, stops)
-
-
-def describe_lengths(tokens: Sequence[PreferenceTokens]) -> str:
-    """Returns one line with quantiles of prompt, chosen and rejected, in tokens."""
-    parts = {
-        "prompt": [len(t.prompt) for t in tokens],
-        "chosen": [len(t.chosen) for t in tokens],
-        "rejected": [len(t.rejected) for t in tokens],
-        "whole": [len(t) for t in tokens],
-    }
-    described = (f"{name} {_quantiles(lengths)}" for name, lengths in parts.items())
-    return f"tokens (50 / 90 / 100 %): {', '.join(described)}"
-
-
-def _quantiles(lengths: Sequence[int]) -> str:
-    ordered = sorted(lengths)
-    if not ordered:
-        return "–"
-    last = len(ordered) - 1
-    return " / ".join(str(ordered[round(share * last)]) for share in (0.5, 0.9, 1.0))

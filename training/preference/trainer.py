@@ -5,10 +5,16 @@ tokenisation would add the template's line break after the end of the turn, whic
 samples). And sequences are never cut. If packed, it also gets the reference's log-probabilities
 with the pairs, and siblings follow each other (`training.samplers`); loss, gradients and metrics
 are TRL's.
+
+TRL takes seconds to import, so this module is imported where a training begins.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
 
 from training.arguments import lora_config, one_device
 from training.packing import StepTokens, packed_batch, pad_id
@@ -33,9 +39,6 @@ def pair_trainer(
     Raises:
         ConfigError: If the model cannot read packed pairs, and `training.packed` is set.
     """
-    from datasets import Dataset
-    from trl import DPOConfig
-
     settings = training.dpo
     configuration = DPOConfig(
         **arguments,
@@ -54,7 +57,9 @@ def pair_trainer(
         enable_packed_forward(model)
         one_device(configuration)
         given["data_collator"] = PackedPairs(pad_id(tokenizer))
-    return _trainer_class(settings, training.packed)(
+    return PairTrainer(
+        packed=training.packed,
+        reference_free=settings.reference == "none",
         model=model,
         args=configuration,
         train_dataset=Dataset.from_list(rows),
@@ -97,8 +102,6 @@ class PackedPairs:
 
         If the rows have reference log-probabilities, adds them as `ref_…_logps` of shape (pairs,).
         """
-        import torch
-
         rows = [
             StepTokens(tuple(pair["prompt_ids"]), tuple(pair[f"{side}_ids"]))
             for side in ("chosen", "rejected")
@@ -112,72 +115,62 @@ class PackedPairs:
         return packed_batch(rows, self.pad) | reference
 
 
-def _trainer_class(settings: DpoSettings, packed: bool) -> Any:
-    """Defines the class here, because TRL takes seconds to import."""
-    from trl import DPOTrainer
+class PairTrainer(DPOTrainer):  # type: ignore[misc]
+    """DPO on tokenised pairs; logs the distance to the start."""
 
-    reference_free = settings.reference == "none"
+    def __init__(self, *, packed: bool, reference_free: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.packed = packed
+        self.reference_free = reference_free
+        if reference_free:
+            # TRL lacks this loss; reference log-probabilities of 0 give it.
+            self.precompute_ref_logps = True
 
-    class PairTrainer(DPOTrainer):  # type: ignore[misc]
-        """DPO on tokenised pairs; logs the distance to the start."""
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset
 
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
-            if reference_free:
-                # TRL lacks this loss; reference log-probabilities of 0 give it.
-                self.precompute_ref_logps = True
+    def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return dataset  # `set_reference_logps` adds them
 
-        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            return dataset
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        rows = self.train_dataset
+        if self.packed:
+            return StateOrder(list(map(tuple, rows["prompt_ids"])), self.args.seed)
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthOrder(rows["length"], batch_size, self.args.seed)
 
-        def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            return dataset  # `set_reference_logps` adds them
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inputs
+        if self.reference_free:
+            nothing = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
+            inputs = inputs | {"ref_chosen_logps": nothing, "ref_rejected_logps": nothing}
+        if self.packed:
+            # TRL counts the rows, but the model reads the tree.
+            self._total_train_tokens += int(
+                inputs["tree_tokens"].numel() - inputs["attention_mask"].sum()
+            )
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self._metrics["train"]["kl"].append(self._divergence(model, given))
+        return loss
 
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            rows = self.train_dataset
-            if packed:
-                return StateOrder(list(map(tuple, rows["prompt_ids"])), self.args.seed)
-            batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            return LengthOrder(rows["length"], batch_size, self.args.seed)
+    def _divergence(self, model: Any, inputs: Any) -> float:
+        """Returns the mean log-ratio of the start to the policy on this batch, in nats per
+        step.
+        """
+        # TRL logs the implicit rewards r = beta * (logp_policy - logp_ref), averaged per batch
+        # and side. So -(r_chosen + r_rejected) / (2 * beta) is the mean of logp_ref -
+        # logp_policy over both sides: the k1 estimate of KL(start || policy). Reading the log
+        # avoids a second forward pass. Without a reference TRL's rewards are not relative to
+        # the start, so its log-probabilities are needed.
+        logged = self._metrics["train"]
+        if self.reference_free:
+            start = self._start_logps(model, inputs)
+            return (start - float(logged["logps/chosen"][-1] + logged["logps/rejected"][-1])) / 2
+        rewards = logged["rewards/chosen"][-1] + logged["rewards/rejected"][-1]
+        return float(-rewards / (2 * self.beta))
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            given = inputs
-            if reference_free:
-                nothing = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
-                inputs = inputs | {"ref_chosen_logps": nothing, "ref_rejected_logps": nothing}
-            if packed:
-                # TRL counts the rows, but the model reads the tree.
-                self._total_train_tokens += int(
-                    inputs["tree_tokens"].numel() - inputs["attention_mask"].sum()
-                )
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-            self._metrics["train"]["kl"].append(self._divergence(model, given))
-            return loss
-
-        def _divergence(self, model: Any, inputs: Any) -> float:
-            """Returns the mean log-ratio of the start to the policy on this batch, in nats per
-            step.
-            """
-            # TRL logs the implicit rewards r = beta * (logp_policy - logp_ref), averaged per batch
-            # and side. So -(r_chosen + r_rejected) / (2 * beta) is the mean of logp_ref -
-            # logp_policy over both sides: the k1 estimate of KL(start || policy). Reading the log
-            # avoids a second forward pass. Without a reference TRL's rewards are not relative to
-            # the start, so its log-probabilities are needed.
-            logged = self._metrics["train"]
-            if reference_free:
-                start = self._start_logps(model, inputs)
-                return (
-                    start - float(logged["logps/chosen"][-1] + logged["logps/rejected"][-1])
-                ) / 2
-            rewards = logged["rewards/chosen"][-1] + logged["rewards/rejected"][-1]
-            return float(-rewards / (2 * self.beta))
-
-        def _start_logps(self, model: Any, inputs: Any) -> float:
-            """Returns the mean of the chosen steps plus the mean of the rejected ones."""
-            if "ref_chosen_logps" in inputs:
-                return float(
-                    inputs["ref_chosen_logps"].mean() + inputs["ref_rejected_logps"].mean()
-                )
-            return sum(float(logps.mean()) for logps in self.compute_ref_log_probs(model, inputs))
-
-    return PairTrainer
+    def _start_logps(self, model: Any, inputs: Any) -> float:
+        """Returns the mean of the chosen steps plus the mean of the rejected ones."""
+        if "ref_chosen_logps" in inputs:
+            return float(inputs["ref_chosen_logps"].mean() + inputs["ref_rejected_logps"].mean())
+        return sum(float(logps.mean()) for logps in self.compute_ref_log_probs(model, inputs))
