@@ -1,4 +1,4 @@
-"""The trainer of outcome RL: draws a batch of rollouts, then makes its updates.
+"""Trainer of outcome RL: draws rollouts, then updates the policy.
 
 TRL's `GRPOTrainer` trains on one row per rollout and a fixed number of rollouts per question. Here
 a rollout has a row for each policy call, and failed rollouts are left out. So the loop is that of
