@@ -2,8 +2,8 @@
 
 A pair survives if fresh rollouts have a higher mean value on its chosen side than on its rejected
 side. Preferences that do not survive are noise, and DPO learns noise too. This module only computes
-with stored rollouts (`annotation.fresh` draws them), so the same draws can judge every estimator, α
-and filter.
+with stored rollouts (`runs.annotation.fresh_rollouts` draws them), so the same draws can judge
+every estimator, α and filter.
 """
 
 import hashlib

@@ -44,7 +44,7 @@ from runs.preflight import log_notes, model_files, require, search_server
 from runs.recipe import Recipe
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
 from runs.training.curve_plots import plot_curves
-from runs.training.policy_serving import check_servable, serving_for
+from runs.training.policy_serving import serving_for
 from runs.training.rollouts import Rollouts
 from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
 from runs.training.tree_groups import TreeGroups, tree_groups
@@ -264,7 +264,11 @@ def rollout_recipe(context: StageContext) -> Recipe:
     """
     recipe = context.recipe
     settings, policy = recipe.training.grpo, recipe.policy
-    check_servable(policy)
+    if policy.engine == "openai":
+        raise ConfigError(
+            "policy.engine: openai cannot load the weights of a policy in training. Use "
+            "engine: openvino or engine: vllm (with or without a base_url)"
+        )
     if recipe.asked_verifier is not None:
         raise ConfigError(
             "verifier: train-grpo does not ask a verifier, so correct refusals would lose their "

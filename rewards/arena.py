@@ -33,8 +33,7 @@ class ArenaSettings(SchemeSettings):
     Attributes:
         components: Components that the total adds up (all of weight 1); Naive-GRPO is `format` and
             `accuracy`, table 10 is without `bonus`.
-        accuracy: Accuracy reward: `em`, or figure 3's `f1`. Its `judge` (LJ) is not available in
-            recipes, only through `arena_outcome` with a verdict.
+        accuracy: Accuracy reward: `em`, or figure 3's `f1`. Figure 3's judge (LJ) is left out.
         partial_relevance: Relevance reward if some but not all cited references are right.
         bonus: Bonus reward if format, accuracy and relevance are 1.
     """
@@ -43,7 +42,7 @@ class ArenaSettings(SchemeSettings):
     components: tuple[ArenaComponent, ...] = Field(
         default=("format", "accuracy", "relevance", "bonus"), min_length=1
     )
-    accuracy: Literal["em", "f1", "judge"] = "em"
+    accuracy: Literal["em", "f1"] = "em"
     partial_relevance: float = Field(default=0.5, ge=0, le=1)
     bonus: float = Field(default=10.0, ge=0)
 
@@ -76,7 +75,6 @@ def arena_outcome(
     *,
     reference_count: int,
     supporting: Collection[int] | None,
-    judged: bool | None = None,
 ) -> ArenaOutcome:
     """Computes the reward of one reply; components do not depend on each other, except the bonus.
 
@@ -86,21 +84,11 @@ def arena_outcome(
         settings: Reward settings.
         reference_count: Number of references in the prompt.
         supporting: Numbers of the supporting references among them, from 1; None if unknown.
-        judged: The judge's verdict on the answer, for `accuracy: judge`.
-
-    Raises:
-        ValueError: If the settings need a judge and a readable answer lacks a verdict.
     """
     text = policy_text(segments)
     answer = (section(text, "answer") or "").strip()
     em = exact_match(answer, golds) if answer else 0.0
-    accuracy = em
-    if answer and settings.accuracy == "f1":
-        accuracy = f1(answer, golds)
-    elif answer and settings.accuracy == "judge":
-        if judged is None:
-            raise ValueError("arena: the judge gave no verdict. Discard the rollout and count it.")
-        accuracy = float(judged)
+    accuracy = f1(answer, golds) if answer and settings.accuracy == "f1" else em
     cited = _numbers(section(text, "relevance"))
     relevance = _relevance(cited, supporting, settings.partial_relevance)
     failures = tuple(_failures(text, cited, reference_count))
@@ -190,14 +178,6 @@ class Arena(OutcomeScheme):
     protocols = ("arena",)
     settings_class = ArenaSettings
     settings: ArenaSettings
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.settings.accuracy == "judge":
-            yield (
-                "rewards.accuracy: `judge` needs a verdict on every reply, which trees do "
-                "not have; use em or f1"
-            )
 
     def outcome(self, state: State, question: Question) -> Outcome:
         found = arena_outcome(

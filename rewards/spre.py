@@ -65,6 +65,18 @@ def decayed(score: float, depth: int, settings: SpreSettings) -> float:
     return score * settings.alpha**depth if settings.judge_decay else score
 
 
+def answer_f1(answer: str | None, golds: Sequence[str], settings: SpreSettings) -> float:
+    """Returns the F1 of an answer, in [0, 1]; 0 for a missing one."""
+    return 0.0 if answer is None else f1(answer, golds, keep_articles=settings.keep_articles)
+
+
+def counts(answer: str | None, forced: bool, settings: SpreSettings) -> bool:
+    """Returns whether an outcome counts, which depends on forced and missing answers."""
+    if answer is None and settings.invalid_rollouts == "ignored":
+        return False
+    return settings.label_forced or not forced
+
+
 def label_tree(
     nodes: Sequence[TreeNode],
     answers: Sequence[str],
@@ -134,17 +146,13 @@ class TreeFacts:
         return [
             RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
             for r in node.rollouts
-            if (r.answer is not None or self.settings.invalid_rollouts == "zero")
-            and self._counts(forced=r.forced)
+            if counts(r.answer, r.forced, self.settings)
         ]
 
     def _own(self, node: TreeNode) -> list[RolloutOutcome]:
-        if node.action != "answer" or not self._counts(forced=node.forced):
+        if node.action != "answer" or not counts(node.content, node.forced, self.settings):
             return []
         return [RolloutOutcome(trajectory_digest(self._path(node)), node.content, node.depth)]
-
-    def _counts(self, *, forced: bool) -> bool:
-        return self.settings.label_forced or not forced
 
     def _path(self, node: TreeNode) -> list[tuple[str, str]]:
         steps = []
@@ -158,9 +166,7 @@ class TreeFacts:
         return self._f1(outcome) * self.settings.alpha**outcome.steps
 
     def _f1(self, outcome: RolloutOutcome) -> float:
-        if outcome.answer is None:
-            return 0.0
-        return f1(outcome.answer, self.answers, keep_articles=self.settings.keep_articles)
+        return answer_f1(outcome.answer, self.answers, self.settings)
 
     @cached_property
     def _by_visits(self) -> dict[int, Evidence]:
@@ -268,7 +274,7 @@ class Spre(RewardScheme):
         return f"SPRE `{self.estimator}`, α {self.settings.alpha}"
 
     def outcome(self, state: State, question: Question) -> Outcome:
-        score = 0.0 if state.answer is None else self._f1(state.answer, question.answers)
+        score = answer_f1(state.answer, question.answers, self.settings)
         total = score * self.settings.alpha**state.depth
         return Outcome(total, {"f1": score, "steps": state.depth})
 
@@ -281,12 +287,6 @@ class Spre(RewardScheme):
         return label_tree(nodes, question.answers, self.settings, self.estimator)
 
     def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
-        if rollout.forced and not self.settings.label_forced:
+        if not counts(rollout.answer, rollout.forced, self.settings):
             return None
-        if rollout.answer is None and self.settings.invalid_rollouts == "ignored":
-            return None
-        score = 0.0 if rollout.answer is None else self._f1(rollout.answer, golds)
-        return score * self.settings.alpha**rollout.steps
-
-    def _f1(self, answer: str, golds: Sequence[str]) -> float:
-        return f1(answer, golds, keep_articles=self.settings.keep_articles)
+        return answer_f1(rollout.answer, golds, self.settings) * self.settings.alpha**rollout.steps

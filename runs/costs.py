@@ -96,7 +96,6 @@ class CostEstimate:
         unit: "question", "answer" or "rollout".
         seconds: Duration; None if no rate was measured.
         observed: Lowest, mean and highest number of calls per unit in the history.
-        missing_extras: Names of extras that the recipe needs and that are not installed.
     """
 
     unit: str
@@ -105,17 +104,21 @@ class CostEstimate:
     basis: str
     observed: tuple[float, float, float] | None = None
     calls_per_s: float | None = None
-    missing_extras: Sequence[str] = ()
 
     @property
     def seconds(self) -> Range | None:
         return scale(self.cost.calls, 1 / self.calls_per_s) if self.calls_per_s else None
 
     def report(self, context: StageContext, **planned: int) -> StageResult:
-        """Logs the estimate; returns the result of a dry run."""
+        """Logs the estimate and missing extras; returns the result of a dry run."""
         for line in self.lines():
             context.log(line)
-        return StageResult({**planned, **self.totals(), "dry_run": True})
+        missing = list(missing_extras(context.recipe))
+        if missing:
+            names = " ".join(missing)
+            context.log(f'missing extras: {names}. Run `make setup EXTRAS="{names}"`')
+        totals = {**planned, **self.totals(), "missing_extras": missing, "dry_run": True}
+        return StageResult(totals)
 
     def totals(self) -> dict[str, Any]:
         """Returns the estimate in the form of a stage's totals."""
@@ -129,7 +132,6 @@ class CostEstimate:
             "expected_seconds": None if seconds is None else _whole(seconds),
             "expected_disk_bytes": _whole(cost.disk_bytes),
             "expected_from": self.basis,
-            "missing_extras": list(self.missing_extras),
         }
 
     def lines(self) -> Iterator[str]:
@@ -138,9 +140,6 @@ class CostEstimate:
             yield from self._costs()
         else:
             yield f"expected calls: none, {_count(self.units, self.unit)} left"
-        if self.missing_extras:
-            names = " ".join(self.missing_extras)
-            yield f'missing extras: {names}. Run `make setup EXTRAS="{names}"`'
 
     def _costs(self) -> Iterator[str]:
         cost, each = self.cost, ""
@@ -224,16 +223,16 @@ def estimate_from_run(
         ConfigError: If `--history` does not name a run, or a run without such calls.
         StorageError: If the ledger cannot be read.
     """
-    other, missing = context.history, missing_extras(context.recipe)
-    run = context.run if other is None else existing_run(other).folder
+    other = existing_run(context.history) if context.history else None
+    run = context.run if other is None else other.folder
     done = question_ids(run, finished) if finished and run.is_dir() else set[str]()
     history = read_call_history(run / LEDGER, paths, done if finished else None)
     if other is not None:
         if history is None:
-            raise ConfigError(f"--history: {other}: has no finished {unit}s of this stage")
-        _warn_of_differences(context, existing_run(other).recipe)
+            raise ConfigError(f"--history: {run}: has no finished {unit}s of this stage")
+        _warn_of_differences(context, other.recipe)
     if history is None:
-        return CostEstimate(unit, units, bounds, "bounds from the recipe", missing_extras=missing)
+        return CostEstimate(unit, units, bounds, "bounds from the recipe")
     each = [sum(by_role.values(), Totals()) for by_role in history.totals]
     prices = None if asked is None else _prices(asked)
     paid = [_paid(by_role, prices) for by_role in history.totals]
@@ -247,7 +246,7 @@ def estimate_from_run(
         expected_sum(known, units) if len(known) == len(paid) else None,
         scale(calls, _stored_bytes(run) / history.calls),
     )
-    source = "this run" if other is None else inert(str(other))
+    source = "this run" if other is None else inert(str(run))
     return CostEstimate(
         unit,
         units,
@@ -255,7 +254,6 @@ def estimate_from_run(
         f"from {len(made):,} {unit}{'s' * (len(made) != 1)} of {source}",
         (min(made), fmean(made), max(made)),
         history.calls_per_s,
-        missing,
     )
 
 

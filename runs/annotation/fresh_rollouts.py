@@ -1,5 +1,9 @@
 """Draws fresh rollouts of a run's nodes (table `survival`), to check its labels.
 
+A label is the mean of a few draws, and the higher of two noisy means tends to be too high. Fresh
+draws from the same states, by the same policy at the same temperature, show whether the order of
+two siblings was more than luck (see `analysis.survival`).
+
 Every call is in the run's ledger before it is used, and a node with a row is not rolled out twice.
 So more pairs, or a resumed stage, cost only the new rollouts.
 """
@@ -12,7 +16,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from annotation.fresh import FreshRoller
+from agent.concurrent_map import map_concurrently
+from agent.environment import Environment
+from agent.state import State
+from annotation.evaluators import draw_rollouts, rollout_rows
 from base.errors import BranchwiseError, ConfigError
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
@@ -27,10 +34,12 @@ from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
 from storage.parts import part_number, read_parts
-from storage.records import FreshRollouts, Pair
+from storage.records import FreshRollouts, Pair, TreeNode
 from storage.schemas import table_to_records
 
 TABLE = "survival"
+ROOT = "fresh"
+"""Ledger path of these draws: `fresh/<tree_id>/<node_id>`, separate from the trees' own."""
 
 NodeKey = tuple[str, int]
 """(tree_id, node_id)"""
@@ -168,10 +177,10 @@ async def _roll(
     rows: list[FreshRollouts] = []
     whole = 0
     async with opened as engine, progress.shown(context.console):
-        roller = FreshRoller(environment_for(recipe, engine, retriever), sampling, rollouts)
+        environment = environment_for(recipe, engine, retriever)
 
         async def roll(tree: StoredTree) -> list[FreshRollouts]:
-            return await roller.roll(tree.question, tree.nodes, tree.states, wanted[tree.id])
+            return await _roll_out(environment, sampling, tree, wanted[tree.id], rollouts)
 
         at_once = recipe.questions_in_flight
         async for tree, found in attempt_each(gate.admit(trees), roll, at_once, progress):
@@ -182,6 +191,43 @@ async def _roll(
                 whole += len(found) == len(wanted[tree.id])
     rolled.pending = len(wanted) - whole - rolled.failed.total()
     return sorted(rows, key=lambda row: (row.tree_id, row.node_id))
+
+
+async def _roll_out(
+    environment: Environment,
+    sampling: Sampling,
+    tree: StoredTree,
+    wanted: Collection[int],
+    rollouts: int,
+) -> list[FreshRollouts]:
+    """Rolls out the wanted nodes of a tree concurrently; a node that a limit stops has no row."""
+
+    async def roll(one: tuple[TreeNode, State]) -> FreshRollouts:
+        node, state = one
+        trajectories = await draw_rollouts(
+            environment,
+            sampling,
+            tree.question,
+            state,
+            path=f"{ROOT}/{node.tree_id}/{node.node_id}",
+            draws=1 if state.terminal else rollouts,
+        )
+        return FreshRollouts(
+            tree_id=node.tree_id,
+            question_id=node.question_id,
+            source=node.source,
+            cycle=node.cycle,
+            seed=node.seed,
+            node_id=node.node_id,
+            temperature=sampling.temperature,
+            rollouts=rollout_rows(tree.question, trajectories),
+            policy_digest=node.policy_digest,
+        )
+
+    nodes = zip(tree.nodes, tree.states, strict=True)
+    chosen = [(node, state) for node, state in nodes if node.node_id in wanted]
+    rolled = [row async for row in map_concurrently(chosen, roll, len(chosen))]
+    return sorted(rolled, key=lambda row: row.node_id)
 
 
 def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from base.atomic import atomic_write_json
-from base.errors import ConfigError
 from base.text import Log
 from engines.embedded.openvino import OpenVINOEngine
 from engines.ledgered import BeforeCall
@@ -134,23 +133,10 @@ class VllmServing:
 def serving_for(
     recipe: Recipe, folder: Path, logs: Path, before_call: BeforeCall, log: Log
 ) -> EmbeddedServing | VllmServing:
-    """Returns the serving of the recipe's policy during training; see `check_servable`."""
+    """Returns the serving of the recipe's policy during training."""
     if recipe.policy.engine == "vllm":
         return VllmServing(recipe, folder, logs, before_call, log)
     limits = recipe.limits
     return EmbeddedServing(
         recipe.policy, min(limits.max_concurrency, 64), limits.kv_cache_gib, folder
     )
-
-
-def check_servable(policy: ModelSettings) -> None:
-    """Rejects a policy whose engine cannot serve it while it is trained.
-
-    Raises:
-        ConfigError: If the engine cannot load new weights.
-    """
-    if policy.engine == "openai":
-        raise ConfigError(
-            "policy.engine: openai cannot load the weights of a policy in training. Use "
-            "engine: openvino or engine: vllm (with or without a base_url)"
-        )

@@ -23,7 +23,6 @@ def arena(
     *,
     golds: tuple[str, ...] = ("Korva",),
     supporting: tuple[int, ...] | None = (2, 4),
-    judged: bool | None = None,
     cut: bool = False,
     **settings: Any,
 ) -> ArenaOutcome:
@@ -33,7 +32,6 @@ def arena(
         ArenaSettings(**settings),
         reference_count=4,
         supporting=supporting,
-        judged=judged,
     )
 
 
@@ -133,16 +131,6 @@ def test_arena_accuracy_by_f1_gives_the_bonus_only_for_f1_of_1() -> None:
     swapped = arena(reply(answer="Point Korva"), golds=("Korva Point",), accuracy="f1")
     assert swapped.total == 13
     assert swapped.all_correct is False  # by exact match, even if the reward uses F1
-
-
-def test_arena_accuracy_by_judge_needs_a_verdict_for_every_answer() -> None:
-    text = reply(answer="that lighthouse at Korva")
-    assert arena(text, accuracy="judge", judged=True).total == 13
-    assert arena(text, accuracy="judge", judged=False).total == 2
-    # A missing answer is not judged; if the judge failed, the answer is not counted as wrong.
-    assert arena(reply(answer=""), accuracy="judge").accuracy == 0
-    with pytest.raises(ValueError, match="Discard the rollout"):
-        arena(text, accuracy="judge")
 
 
 def test_arena_components_outside_the_total_are_still_measured() -> None:

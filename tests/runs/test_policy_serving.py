@@ -12,14 +12,14 @@ from typing import Any
 import fake_vllm
 import pytest
 
-from base.errors import ConfigError, EndpointError, TrainingError
+from base.errors import EndpointError, TrainingError
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from engines.vllm.command import VARIABLE
 from engines.vllm.engine import server_for
 from engines.vllm.weights import served_digest
 from runs.recipe import Recipe
-from runs.training.policy_serving import VllmServing, check_servable, serving_for
+from runs.training.policy_serving import VllmServing, serving_for
 from storage.records import Message
 from training.grpo.canary import Canary, CanaryResult
 
@@ -194,9 +194,3 @@ def test_an_adapter_that_is_already_loaded_on_the_server_is_accepted(
 
     runner.run(twice())
     assert [verb for verb, *_ in adapters(fake)] == ["load", "load", "unload", "unload"]
-
-
-def test_an_endpoint_that_cannot_load_weights_is_rejected(fake: Path) -> None:
-    policy = ModelSettings(engine="openai", base_url="http://127.0.0.1:1/v1")
-    with pytest.raises(ConfigError, match="openai cannot load the weights"):
-        check_servable(policy)
