@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,19 @@ def test_the_same_trees_can_be_relabelled_under_any_schedule(
 
 @pytest.fixture
 def refusing_endpoint() -> Iterator[FakeEndpoint]:
-    """Endpoint whose policy refuses the unanswerable question after its first search."""
+    """Endpoint whose policy refuses the unanswerable question after one of two searches.
+
+    The verifier finds the evidence of the first search sufficient, and that of the second not.
+    """
+    queries = cycle(("castle", "Euro"))
 
     def policy_of(request: dict[str, Any]) -> str:
         user = request["messages"][-1]["content"]
-        hopeless = QUESTIONS[-1]["question"] in user and "Search:" in user
-        return "<refuse/>" if hopeless and "suffice?" not in user else evo_policy(request)
+        if QUESTIONS[-1]["question"] not in user:
+            return evo_policy(request)
+        if "suffice?" in user:
+            return "yes" if "castle" in user else "no"
+        return "<refuse/>" if "Search:" in user else f"<search>{next(queries)}</search>"
 
     with serving(policy_of, models=("policy", "verifier")) as served:
         yield served

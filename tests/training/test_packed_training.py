@@ -241,9 +241,7 @@ def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path)
         target = tmp_path / str(packed)
         report = train_dpo(rows, settings, start=base, target=target, seed=1, log=said.append)
         record = json.loads((target / "training.json").read_text())["report"]
-        found.append(
-            [record[f"holdout_{name}"] for name in ("pairs", "accuracy", "margin", "loss")]
-        )
+        found.append([record["holdout"][name] for name in ("pairs", "accuracy", "margin", "loss")])
         assert report.holdout is not None
         assert (report.examples + report.holdout.pairs, report.dropped) == (len(rows), 0)
         assert f"{report.holdout.pairs} held-out pairs: accuracy" in said[-1]
