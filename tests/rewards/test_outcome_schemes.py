@@ -107,7 +107,6 @@ async def test_arena_labels_depend_on_the_cited_references() -> None:
         ("reasonrag", {"scheme": "arena"}, {}, "rewards the protocol arena"),
         ("search-r1", {"scheme": "eval-rar"}, {"mcts": {}}, "mcts.evaluator: playout"),
         ("eval-rar", {"scheme": "eval-rar"}, {"pairs": {"invalid": "rejected"}}, "pairs.invalid"),
-        ("arena", {"scheme": "arena", "accuracy": "judge"}, {}, "use em or f1"),
     ],
 )
 def test_conflicting_settings_are_reported(
