@@ -55,7 +55,6 @@ NEXT = {
     "train-sft": "eval",
     "train-dpo": "eval",
     "train-grpo": "eval",
-    "train-rm": "relabel",
 }
 """Stages that usually follow a stage, for its closing line."""
 
