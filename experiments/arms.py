@@ -106,7 +106,7 @@ def train_arm(runner: StudyRunner, arm: Arm, seed: int) -> tuple[str, StageTotal
     start, before = _begins(runner, arm, seed)
     label = _labelled(runner, arm)
     name, block = f"{arm.models or arm.name}-{seed}", arm.trainer.replace("train-", "training.")
-    rewards = {} if label else arm.pairs
+    rewards = arm.pairs if arm.trainer == "train-grpo" else {}
     training = {f"{block}.{key}": value for key, value in arm.training.items()}
     totals = runner.run_stage(
         arm.trainer,
@@ -118,8 +118,8 @@ def train_arm(runner: StudyRunner, arm: Arm, seed: int) -> tuple[str, StageTotal
 
 
 def _labelled(runner: StudyRunner, arm: Arm) -> tuple[str, ...]:
-    if arm.trainer == "train-grpo":  # which draws its own rollouts
-        return ()
+    if arm.trainer == "train-grpo" or arm.training.get("examples") == "right":
+        return ()  # neither trains on pairs
     label = arm.label or arm.name
     labelled = runner.run_stage("relabel", "--label", label, settings=arm.pairs)
     if (pairs := labelled.get("pairs", arm.min_pairs)) < arm.min_pairs:

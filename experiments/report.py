@@ -167,18 +167,17 @@ def _answerable(row: Scored) -> bool:
 
 
 def shared_questions(
-    done: Sequence[EvaluatedArm], counts: Callable[[Scored], bool] = _answerable
+    done: Sequence[EvaluatedArm], asked: Callable[[Scored], bool] = _answerable
 ) -> set[QuestionKey]:
-    """Returns the questions whose predictions count for every policy.
-
-    Without `counts`, these are the answerable ones; a failure counts as wrong.
+    """Returns the questions that every policy was asked: by default the answerable ones, so that a
+    failure counts as wrong.
     """
-    asked = [
-        {_key(row) for row in rows if counts(row)}
+    questions = [
+        {_key(row) for row in rows if asked(row)}
         for one in done
         for rows in one.predictions.values()
     ]
-    return set.intersection(*asked) if asked else set()
+    return set.intersection(*questions) if questions else set()
 
 
 def scores(done: EvaluatedArm, keys: Sequence[QuestionKey], metric: str) -> np.ndarray:

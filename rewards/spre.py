@@ -70,7 +70,7 @@ def answer_f1(answer: str | None, golds: Sequence[str], settings: SpreSettings) 
     return 0.0 if answer is None else f1(answer, golds, keep_articles=settings.keep_articles)
 
 
-def counts(answer: str | None, forced: bool, settings: SpreSettings) -> bool:
+def is_counted(answer: str | None, forced: bool, settings: SpreSettings) -> bool:
     """Returns whether an outcome counts, which depends on forced and missing answers."""
     if answer is None and settings.invalid_rollouts == "ignored":
         return False
@@ -146,11 +146,11 @@ class TreeFacts:
         return [
             RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
             for r in node.rollouts
-            if counts(r.answer, r.forced, self.settings)
+            if is_counted(r.answer, r.forced, self.settings)
         ]
 
     def _own(self, node: TreeNode) -> list[RolloutOutcome]:
-        if node.action != "answer" or not counts(node.content, node.forced, self.settings):
+        if node.action != "answer" or not is_counted(node.content, node.forced, self.settings):
             return []
         return [RolloutOutcome(trajectory_digest(self._path(node)), node.content, node.depth)]
 
@@ -287,6 +287,6 @@ class Spre(RewardScheme):
         return label_tree(nodes, question.answers, self.settings, self.estimator)
 
     def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
-        if not counts(rollout.answer, rollout.forced, self.settings):
+        if not is_counted(rollout.answer, rollout.forced, self.settings):
             return None
         return answer_f1(rollout.answer, golds, self.settings) * self.settings.alpha**rollout.steps

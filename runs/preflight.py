@@ -87,17 +87,18 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
     An endpoint draws one token. Models that the run will train need not exist yet.
     """
     asked = recipe.evaluated_models(run.name)
-    asked.pop("policy", None)  # `servers` checks it
     if recipe.answer_judge is not None:
         asked[JUDGE] = recipe.answer_judge
     to_train = model_folder(run, "")
     for setting, model in asked.items():
+        if model == recipe.policy:  # `servers` and `weights` check it
+            continue
         trained = Path(model.model).is_relative_to(to_train)
         if model.engine == "openai" or (model.base_url is not None and not trained):
             yield setting, partial(_check_endpoint, model, recipe, draw=True)
-        elif model.engine == "vllm" != recipe.policy.engine:
+        elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
-        elif not trained:
+        if not trained:
             yield from model_files(setting, model)
 
 
@@ -176,7 +177,7 @@ def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
 def search_server(recipe: Recipe) -> Iterator[Check]:
     """Yields the check of the search server, if the recipe has one."""
     if recipe.retrieval.kind == "http":
-        yield "retrieval", partial(_search, recipe.retrieval.url or "")
+        yield "retrieval", partial(_search, recipe.retrieval.url)
 
 
 def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
@@ -257,7 +258,7 @@ def _check_endpoint(
     asyncio.run(checked())
 
 
-def _search(url: str) -> None:
+def _search(url: str | None) -> None:
     from retrieval.http import HttpRetriever
 
     asyncio.run(HttpRetriever(url, CHECK_TIMEOUT_S, attempts=1).search("check", 1))

@@ -312,13 +312,13 @@ class Recipe(Settings):
         return _with_own(self.judge or JudgeSettings(), own)
 
     def evaluated_models(self, run: str) -> dict[str, ModelSettings]:
-        """Returns the models that an evaluation compares, by setting; see `policy_recipes`."""
+        """Returns the models that an evaluation asks, by setting; see `policy_recipes`."""
         policies = self.policy_recipes(run).items()
         models = {
             f"evaluation.policies.{name}" if self.evaluation.policies else "policy": one.policy
             for name, one in policies
         }
-        if self.evaluation.baselines:
+        if set(self.evaluation.baselines) - {"majority"}:
             models["evaluation.baseline_model"] = self.reader_recipe(run).policy
         return models
 

@@ -75,7 +75,7 @@ def check(path: Path) -> Checked:
     if not path.exists():
         return Checked(lost=lost_calls(path, None))
     try:
-        with closing(sqlite3.connect(read_only_uri(path), uri=True)) as reading:
+        with closing(sqlite3.connect(read_only_uri(path, locked=True), uri=True)) as reading:
             if check_version(reading, path):
                 return Checked(lost=lost_calls(path, None))
             found = [damaged_rows(reading, table) for table in SEALED]
@@ -122,13 +122,18 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
     return True
 
 
-def read_only_uri(path: Path) -> str:
+def read_only_uri(path: Path, *, locked: bool = False) -> str:
     """Returns the URI of a read-only database.
 
     Without a write-ahead log nobody writes, and `immutable` keeps SQLite from creating one. With
     one, `immutable` would hide the calls in the log.
+
+    Args:
+        locked: Whether to read correctly even if another process begins to write meanwhile, which
+            needs SQLite's locks; in a read-only folder, where nobody can write, it has none.
     """
-    fixed = "" if os.path.lexists(f"{path}-wal") else "&immutable=1"
+    shared = os.path.lexists(f"{path}-wal") or (locked and os.access(path.parent, os.W_OK))
+    fixed = "" if shared else "&immutable=1"
     return f"{path.resolve().as_uri()}?mode=ro{fixed}"
 
 

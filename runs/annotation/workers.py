@@ -56,7 +56,8 @@ class WorkerTask:
 class Report:
     """A worker's spending so far, its number of questions in flight, and their finished part.
 
-    `partial` is the sum of their shares of iterations done, in questions.
+    `partial` is the sum of their shares of iterations done, in questions; `refused` is whether a
+    new call was refused.
     """
 
     spent: Totals

@@ -1,7 +1,7 @@
 """Baselines: the input of each reader, the figures of its rows, and the majority answer."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from scripted_engine import ScriptedEngine, ScriptedRetriever
@@ -75,6 +75,10 @@ async def asked(
 async def only_row(name: BaselineName, reader: ScriptedEngine, **more: Any) -> Prediction:
     (row,) = await asked(name, reader, **more)
     return row
+
+
+def test_every_name_of_a_baseline_has_a_function() -> None:
+    assert set(BASELINES) == set(get_args(BaselineName))
 
 
 async def test_closed_book_gets_only_the_question() -> None:

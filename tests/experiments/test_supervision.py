@@ -114,6 +114,16 @@ def test_arms_on_rollouts_have_their_own_run_folders(runner: Pretended) -> None:
     assert {one.policy for one in searching} == {f"models/{start.run}/warm-start"}
 
 
+def test_only_trainings_on_pairs_get_a_label(runner: Pretended) -> None:
+    supervision.supervision(runner)
+    sft = [one for one in runner.ran if one.stage == "train-sft"]
+    labelled = {
+        one.settings.get("training.sft.examples", "chosen"): "--label" in one.arguments
+        for one in sft
+    }
+    assert labelled == {"chosen": True, "right": False}
+
+
 def test_test_is_evaluated_once_per_arm_and_seed(runner: Pretended) -> None:
     supervision.supervision(runner)
     asked = runner.asked("test")
