@@ -239,13 +239,13 @@ def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
     return int(outcome.exit_code)
 
 
-def next_stages(stage: str, run: Path, config: str | None, label: str | None) -> str:
+def next_stages(stage: str, run: Path, config: Path | None, label: str | None) -> str:
     """Returns the closing line that names the following stages.
 
     `annotate` has just stored the recipe in the run folder. Later the recipe may differ from it,
     for example in `training:`. A warm start makes no run folder.
     """
-    words = f" CONFIG={shlex.quote(config)}" if config and stage != "annotate" else ""
+    words = f" CONFIG={shlex.quote(str(config))}" if config and stage != "annotate" else ""
     words += f" RUN={shlex.quote(str(run))}" if stage != "warm-start" else ""
     words += f' ARGS="--label {label}"' if label else ""
     return "next: " + ", or ".join(f"make {name}{words}" for name in NEXT[stage].split(", "))
