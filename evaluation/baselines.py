@@ -57,7 +57,7 @@ def closed_book(material: Material) -> Baseline:
 
 
 def one_shot(material: Material) -> Baseline:
-    """Reads the passages that a search with the question finds; it is not a step of the policy."""
+    """Reads the passages that the question retrieves; this search does not count as a step."""
 
     async def begin(question: Question) -> State:
         found = await material.retriever.search(question.question, material.top_k)
