@@ -22,12 +22,12 @@ from typing import Any
 
 from engines.embedded.openvino import OpenVINOEngine
 from engines.sampling import Engine
-from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of
 from runs.factories import engine_for, open_data, open_index
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.stage import Gate, StageContext
+from runs.training.grpo_trainings import rollout_recipe
 from runs.training.rollouts import Rollouts, ScoredRollout
 from storage.ledger import Ledger
 from training.grpo.canary import Canary, CanaryResult

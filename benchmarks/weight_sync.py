@@ -27,10 +27,10 @@ from typing import Any
 from engines.embedded.openvino import OpenVINOEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
-from pipelines.train_grpo import canary_prompts
 from runs.factories import open_data
 from runs.recipe_file import load_recipe
 from runs.training import policy_serving
+from runs.training.grpo_trainings import canary_prompts
 from runs.training.policy_serving import EmbeddedServing
 from storage.records import Message
 from training.arguments import silence_libraries, trainer_arguments

@@ -13,18 +13,12 @@ the run's ledger, so an interrupted training can resume.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from agent.protocol import root_of
 from agent.protocols import protocol_of
 from base.errors import BudgetExceeded, ConfigError
-from base.safe_files import read_inside
-from base.settings import describe_errors
 from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
@@ -36,35 +30,35 @@ from runs.annotation.stored_trees import (
 )
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
-from runs.evaluation.question_set import answering, data_settings
+from runs.evaluation.question_set import answering
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
 from runs.preflight import log_notes, model_files, require, search_server
-from runs.recipe import Recipe
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
 from runs.training.curve_plots import plot_curves
+from runs.training.grpo_trainings import (
+    GrpoTraining,
+    canary_prompts,
+    dev_questions,
+    grpo_trainings,
+    rollout_recipe,
+)
 from runs.training.policy_serving import serving_for
 from runs.training.rollouts import Rollouts
 from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
 from runs.training.tree_groups import TreeGroups, tree_groups
-from sources.load import Data, load_data
-from sources.splits import repeated_questions
+from sources.load import Data
 from storage.ledger import Ledger
 from storage.parts import TRAINED
-from storage.records import Message, Question
+from storage.records import Question
 from training.arguments import check_has_lora
 from training.grpo.canary import Canary, tolerance_for
 from training.grpo.rollouts import RolloutSource
 from training.grpo.train import train_grpo as train
 from training.report import TrainingReport
-from training.settings import GrpoStage
 from weights.model_folders import file_hash
 from weights.policy_files import policy_files, tokenizer_of
-
-_CANARY_PROMPTS = 4
-_DEV_QUESTIONS = 100
-"""Questions per evaluation during the training."""
 
 
 def train_grpo(context: StageContext, label: Label = None, name: ModelName = "grpo") -> StageResult:
@@ -77,26 +71,13 @@ def train_grpo(context: StageContext, label: Label = None, name: ModelName = "gr
     return _on_rollouts(context, name)
 
 
-@dataclass(frozen=True)
-class _Training:
-    """One training of the stage.
-
-    Attributes:
-        recipe: Recipe with this training's rewards and number of batches.
-    """
-
-    recipe: Recipe
-    target: Path
-    questions: Sequence[Question]
-
-
 def _on_rollouts(context: StageContext, name: str) -> StageResult:
     recipe = rollout_recipe(context)
     check_run_folder(context.run)
     require(model_files("policy", recipe.policy))
     target = trained_folder(context, "grpo", name)
     data = open_data(recipe)
-    trainings = list(_trainings(context, recipe, data.questions, target))
+    trainings = list(grpo_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe, data.questions) if recipe.training.grpo.eval_every else ()
     _announce(context, trainings)
     log_notes(context, recipe, data)
@@ -144,7 +125,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     return StageResult({"model": str(target), **report.totals(), **totals})
 
 
-def _store_questions(run: Run, training: _Training) -> None:
+def _store_questions(run: Run, training: GrpoTraining) -> None:
     """Stores the questions of a training, so that no evaluation of its policy asks them."""
     table = f"{TRAINED}/{training.target.name}/questions"
     run.commit([run.write_part(table, training.questions)])
@@ -181,7 +162,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
     data = training_data_provenance(run, table)
     report = _train(
         context,
-        _Training(recipe, target, [question for question, _ in trees]),
+        GrpoTraining(recipe, target, [question for question, _ in trees]),
         source,
         temperature=drawn.policy.temperature
         if drawn.mcts.temperature is None
@@ -194,7 +175,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
 
 def _train(
     context: StageContext,
-    training: _Training,
+    training: GrpoTraining,
     source: RolloutSource,
     *,
     temperature: float,
@@ -234,7 +215,7 @@ def _train(
 
 def _rollouts(
     context: StageContext,
-    training: _Training,
+    training: GrpoTraining,
     dev: Sequence[Question],
     retriever: Retriever,
     ledger: Ledger,
@@ -255,118 +236,7 @@ def _rollouts(
     )
 
 
-def rollout_recipe(context: StageContext) -> Recipe:
-    """Returns the recipe with the questions of the training.
-
-    Raises:
-        ConfigError: If rollouts cannot differ, the ratio of the loss would be wrong, or the engine
-            cannot serve a policy in training.
-    """
-    recipe = context.recipe
-    settings, policy = recipe.training.grpo, recipe.policy
-    if policy.engine == "openai":
-        raise ConfigError(
-            "policy.engine: openai cannot load the weights of a policy in training. Use "
-            "engine: openvino or engine: vllm (with or without a base_url)"
-        )
-    if recipe.asked_verifier is not None:
-        raise ConfigError(
-            "verifier: train-grpo does not ask a verifier, so correct refusals would lose their "
-            "reward. Set verifier: null"
-        )
-    if policy.temperature == 0:
-        raise ConfigError(
-            "policy.temperature is 0, so all rollouts of a question are the same. Set it to 1.0"
-        )
-    if settings.ratio == "engine" and (policy.temperature, policy.top_p) != (1.0, 1.0):
-        raise ConfigError(
-            "training.grpo.ratio: the engine returns log-probabilities at temperature 1. Set "
-            "policy.temperature: 1.0 and policy.top_p: 1.0, or use ratio: trainer"
-        )
-    selects = any(stage.select for stage in settings.stages)
-    update = {"limit": None if selects else context.limit or settings.questions}
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=update)})
-
-
-def _trainings(
-    context: StageContext, recipe: Recipe, questions: Sequence[Question], target: Path
-) -> Iterator[_Training]:
-    """Yields the trainings of `training.grpo.stages`, or the only one.
-
-    Raises:
-        ConfigError: If a stage's rewards or questions cannot be used.
-    """
-    most = context.limit or recipe.training.grpo.questions
-    stages = recipe.training.grpo.stages
-    if not stages:
-        yield _Training(recipe, target, questions[:most])
-        return
-    for number, stage in enumerate(stages):
-        last = number == len(stages) - 1
-        folder = target if last else target.with_name(f"{target.name}-{stage.name}")
-        selected = (
-            questions if stage.select is None else _selected(context, stage.select, questions)
-        )
-        yield _Training(with_stage(recipe, stage), folder, selected[:most])
-
-
-def with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
-    """Returns the recipe of one stage: its rewards and batches, and no other stage.
-
-    Raises:
-        ConfigError: If its rewards are not those of the scheme.
-    """
-    rewards = {**recipe.rewards.model_dump(), **stage.rewards}
-    try:
-        changed = type(recipe.rewards).model_validate(rewards)
-    except ValidationError as error:
-        raise ConfigError(
-            f"training.grpo.stages: rewards of stage {stage.name}: {describe_errors(error)}"
-        ) from error
-    grpo = recipe.training.grpo
-    # Without the other stages, so that a change of one does not repeat the finished ones.
-    block = grpo.model_copy(update={"batches": stage.batches or grpo.batches, "stages": ()})
-    training = recipe.training.model_copy(update={"grpo": block})
-    return recipe.model_copy(update={"rewards": changed, "training": training})
-
-
-def _selected(
-    context: StageContext, name: str, questions: Sequence[Question]
-) -> Sequence[Question]:
-    file = f"select/stage-{name}.jsonl"
-    try:
-        lines = read_inside(context.run, file, 1 << 30).decode().splitlines()
-        wanted = {str(json.loads(line)["id"]) for line in lines}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{context.run / file}: cannot be read ({error}). `branchwise select` writes it; or "
-            "leave `select` out of training.grpo.stages"
-        ) from error
-    found = [question for question in questions if question.id in wanted]
-    if not found:
-        raise ConfigError(f"{context.run / file}: none of its questions is in the recipe's data")
-    return found
-
-
-def dev_questions(recipe: Recipe, trained: Sequence[Question]) -> Sequence[Question]:
-    """Returns the questions of the split `dev` that are answered now and then.
-
-    Raises:
-        ConfigError: If some of them are trained on.
-    """
-    evaluation = recipe.evaluation.model_copy(update={"split": "dev", "set": None, "mix": ()})
-    settings = data_settings(recipe.model_copy(update={"evaluation": evaluation}), _DEV_QUESTIONS)
-    dev = load_data(settings, recipe.seed, unfit=protocol_of(recipe.agent).unfit).questions
-    if shared := repeated_questions(dev, trained):
-        raise ConfigError(
-            f"training.grpo.eval_every: {len(shared)} of {len(dev)} questions of the split `dev` "
-            f"are trained on, such as {shared[0].question!r}. Set data.split: train, or "
-            "eval_every: 0"
-        )
-    return dev
-
-
-def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
+def _announce(context: StageContext, trainings: Sequence[GrpoTraining]) -> None:
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)
@@ -385,7 +255,7 @@ def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
 
 
 def _estimate(
-    context: StageContext, trainings: Sequence[_Training], dev: Sequence[Question], data: Data
+    context: StageContext, trainings: Sequence[GrpoTraining], dev: Sequence[Question], data: Data
 ) -> CostEstimate:
     recipe, units, bounds = context.recipe, NOTHING, CostRange()
     for training in trainings:
@@ -402,10 +272,3 @@ def _estimate(
         units = units[0] + low, units[1] + high
         bounds += rollout_cost(training.recipe, data, tokens=True).times((low, high))
     return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds, recipe)
-
-
-def canary_prompts(recipe: Recipe, questions: Sequence[Question]) -> list[tuple[Message, ...]]:
-    """Returns the first prompts of some questions, without a search."""
-    protocol = protocol_of(recipe.agent)
-    roots = [root_of(question, protocol) for question in questions[:_CANARY_PROMPTS]]
-    return [protocol.messages(root, last=False) for root in roots]

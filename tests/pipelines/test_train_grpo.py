@@ -15,11 +15,11 @@ from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
 from pipelines.cli import main
-from pipelines.train_grpo import dev_questions, rollout_recipe
 from runs.evaluation.question_set import check_no_overlap
 from runs.folder import existing_run
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
+from runs.training.grpo_trainings import dev_questions, rollout_recipe
 from sources.load import load_data
 from training.curves import read_metrics
 

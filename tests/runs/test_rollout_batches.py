@@ -16,11 +16,11 @@ from scripted_engine import ScriptedRetriever, SpellingEngine, spelt
 from agent.search_loop import CORRECTION
 from base.errors import BudgetExceeded, EndpointError, RetrievalError, TrainingError
 from engines.sampling import Capabilities, SampleRequest
-from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from runs.terminal import Terminal
+from runs.training.grpo_trainings import rollout_recipe
 from runs.training.rollouts import Rollouts
 from storage.ledger import Ledger
 from storage.records import Question, RetrievedPassage

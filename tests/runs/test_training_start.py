@@ -14,6 +14,7 @@ from pipelines.cli import parser, run_stage
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
 from runs.stage import StageContext
+from runs.training.grpo_trainings import with_stage
 from runs.training.start import trained_folder, training_data_provenance
 from storage.manifest import add_parts
 from storage.parts import write_part
@@ -137,7 +138,7 @@ def test_a_stage_does_not_depend_on_the_stages_after_it() -> None:
     def first(batches: int) -> Recipe:
         stages = [{"name": "format", "batches": 3}, {"name": "answers", "batches": batches}]
         recipe = Recipe.model_validate({"name": "run", "training": {"grpo": {"stages": stages}}})
-        return train_grpo.with_stage(recipe, recipe.training.grpo.stages[0])
+        return with_stage(recipe, recipe.training.grpo.stages[0])
 
     assert first(5).training == first(6).training
     assert first(5).training.grpo.batches == 3
