@@ -28,6 +28,7 @@ from training.curves import read_metrics
 from training.examples import StepExample
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
+from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 
 TRAIN, LOAD = "train", "load"
@@ -50,9 +51,7 @@ def train(model: str, examples: int) -> dict[str, float]:
     ]
     with tempfile.TemporaryDirectory() as name:
         target = Path(name, "trained")
-        report = train_on_steps(
-            steps, TrainingSettings(), kind="sft", start=model, target=target, seed=0
-        )
+        report = train_on_steps(TrainingRun("sft", TrainingSettings(), model, target, 0), steps)
         tokens = read_metrics(target)[-1]["tokens"]
     return {"examples/s": examples / report.seconds, "tokens/s": tokens / report.seconds}
 

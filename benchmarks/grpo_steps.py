@@ -35,6 +35,7 @@ from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.grpo.train import grpo_trainer
 from training.packing import StepTokens
 from training.settings import GrpoSettings, TrainingSettings
+from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 
 Groups = Sequence[Sequence[Rollout]]
@@ -154,9 +155,7 @@ class Stored:
 
 
 def our_trainer(start: str, groups: Groups, training: TrainingSettings, folder: Path) -> Any:
-    model, tokenizer = load_policy(policy_files(start))
-    arguments = trainer_arguments(training, "grpo", folder, 0)
-    return grpo_trainer(model, tokenizer, Stored(groups), training, arguments, 0, temperature=1.0)
+    return grpo_trainer(TrainingRun("grpo", training, start, folder, 0), Stored(groups), 1.0)
 
 
 def trl_trainer(

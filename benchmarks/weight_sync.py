@@ -33,13 +33,13 @@ from runs.training import policy_serving
 from runs.training.grpo_trainings import canary_prompts
 from runs.training.policy_serving import EmbeddedServing
 from storage.records import Message
-from training.arguments import silence_libraries, trainer_arguments
+from training.arguments import silence_libraries
 from training.grpo.canary import TOLERANCE, Canary, CanaryResult
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.grpo.train import grpo_trainer
 from training.packing import StepTokens
 from training.settings import GrpoSettings, TrainingSettings
-from weights.policy_files import load_policy, policy_files
+from training.training_run import TrainingRun
 
 Adapter = dict[str, Any]
 
@@ -165,10 +165,9 @@ def run(policy: ModelSettings, source: Synced, lr: float) -> None:
         save_every=10**6,
     )
     training = TrainingSettings(grpo=settings, precision="float32")
-    model, tokenizer = load_policy(policy_files(policy.model))
-    with tempfile.TemporaryDirectory() as checkpoints:
-        arguments = trainer_arguments(training, "grpo", Path(checkpoints), 0)
-        trainer = grpo_trainer(model, tokenizer, source, training, arguments, 0, 1.0)
+    with tempfile.TemporaryDirectory() as target:
+        training_run = TrainingRun("grpo", training, policy.model, Path(target), 0)
+        trainer = grpo_trainer(training_run, source, 1.0)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
 

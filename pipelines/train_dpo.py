@@ -11,7 +11,12 @@ from agent.protocols import protocol_of
 from runs.annotation.stored_trees import check_relabelling, pairs_of, pairs_table
 from runs.folder import existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
-from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
+from runs.training.start import (
+    trained_folder,
+    training_data_provenance,
+    training_run,
+    validated_start_policy,
+)
 from training.preference.dpo import train_dpo as train
 
 
@@ -28,16 +33,7 @@ def train_dpo(context: StageContext, label: Label = None, name: ModelName = "dpo
     context.log(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if context.dry_run:
         return StageResult({"pairs": len(pairs), "dry_run": True})
-    report = train(
-        pairs,
-        recipe.training,
-        start=start,
-        target=target,
-        seed=recipe.seed,
-        stops=protocol_of(run.recipe.agent).stops,
-        resume=context.resume,
-        data=training_data_provenance(run, table),
-        log=context.log,
-    )
+    training = training_run(context, "dpo", start, target, training_data_provenance(run, table))
+    report = train(training, pairs, stops=protocol_of(run.recipe.agent).stops)
     context.log(f"wrote {target}: {report.summary()}")
     return StageResult({"model": str(target), "pairs": len(pairs), **report.totals()})

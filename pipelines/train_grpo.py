@@ -14,6 +14,7 @@ the run's ledger, so an interrupted training can resume.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,12 @@ from runs.training.grpo_trainings import (
 )
 from runs.training.policy_serving import serving_for
 from runs.training.rollouts import Rollouts
-from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
+from runs.training.start import (
+    trained_folder,
+    training_data_provenance,
+    training_run,
+    validated_start_policy,
+)
 from runs.training.tree_groups import TreeGroups, tree_groups
 from sources.load import Data
 from storage.ledger import Ledger
@@ -196,17 +202,13 @@ def _train(
     if adapter is not None:
         initial_adapter_hash = [file_hash(adapter / "adapter_model.safetensors")]
     report = train(
+        training_run(
+            replace(context, recipe=recipe), "grpo", recipe.policy.trainable, training.target, data
+        ),
         source,
-        recipe.training,
-        start=recipe.policy.trainable,
-        target=training.target,
-        seed=recipe.seed,
         temperature=temperature,
         deciding=(questions_digest(training.questions), rewards, *deciding, *initial_adapter_hash),
         begin_with=adapter,
-        resume=context.resume,
-        data=data,
-        log=context.log,
     )
     plot_curves(training.target, context.log)
     context.log(f"wrote {training.target}: {report.summary()}")

@@ -16,7 +16,12 @@ from runs.annotation.stored_trees import (
 )
 from runs.folder import Run, existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
-from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
+from runs.training.start import (
+    trained_folder,
+    training_data_provenance,
+    training_run,
+    validated_start_policy,
+)
 from training.examples import StepExample
 from training.sft import train_on_steps
 from training.sft_examples import chosen_steps, right_trajectories
@@ -24,7 +29,7 @@ from training.sft_examples import chosen_steps, right_trajectories
 
 def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft") -> StageResult:
     """Runs the stage (see module)."""
-    recipe, settings = context.recipe, context.recipe.training.sft
+    settings = context.recipe.training.sft
     run, chosen = existing_run(context.run), settings.examples == "chosen"
     if label is not None and not chosen:
         raise ConfigError("--label is for training.sft.examples: chosen; leave it out")
@@ -36,18 +41,8 @@ def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft
     context.log(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
     if context.dry_run:
         return StageResult({"examples": len(examples), "dry_run": True})
-    report = train_on_steps(
-        examples,
-        recipe.training,
-        kind="sft",
-        start=start,
-        target=target,
-        seed=recipe.seed,
-        stops=protocol_of(run.recipe.agent).stops,
-        resume=context.resume,
-        data=training_data_provenance(run, table),
-        log=context.log,
-    )
+    training = training_run(context, "sft", start, target, training_data_provenance(run, table))
+    report = train_on_steps(training, examples, stops=protocol_of(run.recipe.agent).stops)
     context.log(f"wrote {target}: {report.summary()}")
     return StageResult({"model": str(target), **report.totals()})
 

@@ -25,7 +25,7 @@ from runs.factories import open_index
 from runs.preflight import require, start_files
 from runs.recipe import Recipe
 from runs.stage import ModelName, StageContext, StageResult
-from runs.training.start import WARM_START, trained_folder
+from runs.training.start import WARM_START, trained_folder, training_run
 from sources.load import load_data, unanswerable
 from sources.settings import DataSettings, SetSettings
 from training.examples import StepExample
@@ -87,18 +87,9 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     made = {"examples": len(examples), "counts": counts}
     if context.dry_run:
         return StageResult({**made, "dry_run": True})
-    report = train_on_steps(
-        examples,
-        recipe.training,
-        kind="warm-start",
-        start=settings.base,
-        target=target,
-        seed=recipe.seed,
-        stops=protocol.stops,
-        resume=context.resume,
-        data={**_trace_provenance(recipe, drawn), "index_digest": retriever.digest},
-        log=context.log,
-    )
+    data_origin = {**_trace_provenance(recipe, drawn), "index_digest": retriever.digest}
+    training = training_run(context, "warm-start", settings.base, target, data_origin)
+    report = train_on_steps(training, examples, stops=protocol.stops)
     context.log(f"wrote {target}: {report.summary()}")
     return StageResult({"model": str(target), **made, **report.totals()})
 

@@ -6,55 +6,33 @@ their common instruction is read once (`training.tree_attention`), or side by si
 left.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from base.text import Log
 from training.examples import StepExample, tokenise
 from training.report import TrainingReport
-from training.settings import TrainingKind, TrainingSettings
-from training.training_run import TrainingRun, log_line
+from training.training_run import TrainingRun
 
 
 def train_on_steps(
-    examples: Sequence[StepExample],
-    training: TrainingSettings,
-    *,
-    kind: TrainingKind,
-    start: str,
-    target: Path,
-    seed: int,
-    stops: tuple[str, ...] = (),
-    resume: bool = False,
-    log: Log = log_line,
-    data: Mapping[str, Any] | None = None,
+    run: TrainingRun, examples: Sequence[StepExample], *, stops: tuple[str, ...] = ()
 ) -> TrainingReport:
-    """Trains a LoRA on `start` (merged in float32), or all its weights, and writes it to `target`.
+    """Trains a LoRA on the start (merged in float32), or all weights, and writes it to the target.
 
     Args:
+        run: Start, settings and target folder; of the kind "warm-start" or "sft".
         examples: Examples, one per step.
-        training: Settings of the block of `kind`, and those that all trainings share.
-        kind: "warm-start" or "sft"; written to `training.json`.
-        start: "packaged" or a model folder.
-        target: Folder for the result; see `TrainingRun`.
-        seed: Random seed of initialisation and order.
         stops: Strings that end a call of the examples' protocol within its turn.
-        resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
-        log: Callback for progress messages.
-        data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
         ConfigError: If `examples` is empty, too many do not fit, or the model cannot read packed
             ones (use `training.packed: false`).
-        StorageError: If `resume` is set and the target's checkpoints belong to another training.
+        StorageError: See `TrainingRun.train`.
     """
-    course = TrainingRun(kind, training, start, target, seed, resume, log, data)
-    model, tokenizer = course.load_start()
+    model, tokenizer = run.load_start()
     from training.sft_trainer import step_trainer
 
-    tokens = course.drop_overlong(tokenise(examples, tokenizer, stops))
+    tokens = run.drop_overlong(tokenise(examples, tokenizer, stops))
     # Calls of one turn begin with each other's prompts, which packing reads once.
     together = [one.question_id for one in tokens] if stops else None
-    trainer = step_trainer(model, tokenizer, tokens, course, together)
-    return course.train(trainer, tokens, given=len(examples))
+    trainer = step_trainer(model, tokenizer, tokens, run, together)
+    return run.train(trainer, tokens, given=len(examples))

@@ -23,7 +23,7 @@ def step_trainer(
     model: Any,
     tokenizer: Any,
     tokens: Sequence[TokenExample],
-    course: TrainingRun,
+    run: TrainingRun,
     together: Sequence[str] | None,
 ) -> Any:
     """Returns a trainer around a plain `model` (the start), with a new adapter on it if any.
@@ -32,12 +32,12 @@ def step_trainer(
         ConfigError: If the model cannot read packed examples, and `training.packed` is set.
     """
     pad = pad_id(tokenizer)
-    arguments = TrainingArguments(**course.arguments(), include_num_input_tokens_seen="non_padding")
-    if course.training.packed:
+    arguments = TrainingArguments(**run.arguments(), include_num_input_tokens_seen="non_padding")
+    if run.training.packed:
         enable_packed_forward(model)
         one_device(arguments)
-    set_seed(to_uint32(course.seed))  # before the adapter, whose first weights are random
-    lora = course.training.lora
+    set_seed(to_uint32(run.seed))  # before the adapter, whose first weights are random
+    lora = run.training.lora
     return StepTrainer(
         together=together,
         model=model if lora is None else get_peft_model(model, lora_config(lora)),
@@ -46,7 +46,7 @@ def step_trainer(
             {"input_ids": [*t.prompt, *t.target], "labels": t.labels, "weight": t.weight}
             for t in tokens
         ],
-        data_collator=PackedSteps(pad) if course.training.packed else LeftPadding(pad),
+        data_collator=PackedSteps(pad) if run.training.packed else LeftPadding(pad),
     )
 
 

@@ -30,6 +30,11 @@ from weights.policy_files import load_policy, policy_digest, policy_files, token
 Example = TypeVar("Example", bound=Sized)
 
 
+def log_line(line: str) -> None:
+    """Logs a line; the default if no callback is given."""
+    logging.getLogger("training").info(line)
+
+
 @dataclass(frozen=True)
 class TrainingRun:
     """A training, from its inputs to its output folder.
@@ -52,8 +57,8 @@ class TrainingRun:
     start: str
     target: Path
     seed: int
-    resume: bool
-    log: Log
+    resume: bool = False
+    log: Log = log_line
     data: Mapping[str, Any] | None = None
 
     def load_start(self) -> tuple[Any, Any]:
@@ -108,18 +113,18 @@ class TrainingRun:
         """
         from transformers import PrinterCallback
 
-        run = self._fingerprint(examples)
-        if finished := finished_training(self.target, run):
+        fingerprint = self._fingerprint(examples)
+        if finished := finished_training(self.target, fingerprint):
             self.log(f"{self.kind}: {self.target} is finished; remove it to train again")
             return finished
-        checkpoint = self._resume_point(run)
+        checkpoint = self._resume_point(fingerprint)
         trainer.remove_callback(PrinterCallback)
         # The rollouts of outcome RL have a display of their own.
         has_bar = sys.stderr.isatty() and self.kind != "grpo"
         if has_bar:
             trainer.add_callback(step_bar())
         log = log_line if has_bar else self.log
-        trainer.add_callback(curves(self.target, self.checkpoints, run, log))
+        trainer.add_callback(curves(self.target, self.checkpoints, fingerprint, log))
         began = time.monotonic()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.monotonic() - began
@@ -142,7 +147,7 @@ class TrainingRun:
             "chain": chain,
             "start": self.start,
             "seed": self.seed,
-            "fingerprint": run,
+            "fingerprint": fingerprint,
             "data": self.data,
             "settings": self.training.values_of(self.kind),
         }
@@ -158,10 +163,10 @@ class TrainingRun:
         save_adapter(model, self.target)
         return written
 
-    def _resume_point(self, run: str) -> Path | None:
+    def _resume_point(self, fingerprint: str) -> Path | None:
         """Returns the checkpoint to resume from; removes another training's, with their curve."""
         try:
-            checkpoint = latest_checkpoint(self.checkpoints, run)
+            checkpoint = latest_checkpoint(self.checkpoints, fingerprint)
         except StorageError as error:
             if self.resume:
                 raise
@@ -190,8 +195,3 @@ class TrainingRun:
 
 def _rollouts(lines: Sequence[Mapping[str, Any]]) -> int:
     return int(sum(line.get("rollouts", 0) for line in lines))
-
-
-def log_line(line: str) -> None:
-    """Logs a line; the default if no callback is given."""
-    logging.getLogger("training").info(line)

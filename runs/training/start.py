@@ -1,5 +1,6 @@
 """Checks that a training starts from the policy that drew its data."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from runs.preflight import require, start_files
 from runs.stage import StageContext, checked_name
 from storage.manifest import load_manifest
 from storage.parts import read_parts
+from training.settings import TrainingKind
+from training.training_run import TrainingRun
 from weights.model_folders import TRAINING_RECORD
 from weights.policy_files import policy_digest, policy_files
 
@@ -111,3 +114,17 @@ def training_data_provenance(run: Run, table: str) -> dict[str, Any]:
         "rows": sum(part.rows for part in parts),
         "digest": digest_of(*(part.sha256 for part in parts)),
     }
+
+
+def training_run(
+    context: StageContext, kind: TrainingKind, start: str, target: Path, data: Mapping[str, Any]
+) -> TrainingRun:
+    """Returns the training of a stage.
+
+    Args:
+        data: Origin of the examples, as JSON.
+    """
+    recipe = context.recipe
+    return TrainingRun(
+        kind, recipe.training, start, target, recipe.seed, context.resume, context.log, data
+    )

@@ -12,12 +12,12 @@ from tiny_llama import write_tiny_folder
 from training_settings import training_settings
 
 from base.errors import BudgetExceeded, TrainingError
-from training.arguments import trainer_arguments
 from training.curves import read_metrics
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.grpo.train import grpo_trainer, train_grpo
 from training.packing import StepTokens
 from training.settings import TrainingSettings
+from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 
 pytestmark = pytest.mark.model
@@ -87,16 +87,9 @@ def settings(**changes: Any) -> TrainingSettings:
 
 
 def train(source: RandomRollouts, base: str, target: Path, said: Any = None, **changes: Any) -> Any:
-    return train_grpo(
-        source,
-        settings(**changes),
-        start=base,
-        target=target,
-        seed=0,
-        temperature=1.0,
-        deciding=("questions",),
-        log=said.append if said is not None else lambda line: None,
-    )
+    log = said.append if said is not None else lambda line: None
+    run = TrainingRun("grpo", settings(**changes), base, target, 0, log=log)
+    return train_grpo(run, source, temperature=1.0, deciding=("questions",))
 
 
 def curve(target: Path) -> list[tuple[float, float]]:
@@ -104,11 +97,8 @@ def curve(target: Path) -> list[tuple[float, float]]:
 
 
 def trainer_on(base: str, folder: Path, temperature: float = 1.0, **changes: Any) -> Any:
-    model, tokenizer = load_policy(policy_files(base))
-    chosen = settings(**changes)
-    arguments = trainer_arguments(chosen, "grpo", folder, 0)
-    source = RandomRollouts()
-    return grpo_trainer(model, tokenizer, source, chosen, arguments, 0, temperature)
+    run = TrainingRun("grpo", settings(**changes), base, folder, 0)
+    return grpo_trainer(run, RandomRollouts(), temperature)
 
 
 def logps_of(trainer: Any, wanted: tuple[int, ...]) -> float:
@@ -149,9 +139,8 @@ def test_the_curve_counts_the_tokens_of_the_forward_passes(
     packed: bool, tokens: int, base: str, tmp_path: Path
 ) -> None:
     chosen = settings(batches=1).model_copy(update={"packed": packed})
-    train_grpo(
-        RandomRollouts(), chosen, start=base, target=tmp_path, seed=0, temperature=1.0, deciding=()
-    )
+    run = TrainingRun("grpo", chosen, base, tmp_path, 0)
+    train_grpo(run, RandomRollouts(), temperature=1.0, deciding=())
     (line,) = read_metrics(tmp_path)
     assert line["trained_tokens"] == tokens
 
@@ -246,12 +235,8 @@ def test_a_stage_continues_from_the_adapter_of_the_previous_stage(
 ) -> None:
     train(RandomRollouts(), base, tmp_path / "first")
     adapter = tmp_path / "first" / "adapter"
-    model, tokenizer = load_policy(policy_files(base))
-    chosen = settings()
-    arguments = trainer_arguments(chosen, "grpo", tmp_path, 0)
-    second = grpo_trainer(
-        model, tokenizer, RandomRollouts(), chosen, arguments, 0, 1.0, begin_with=adapter
-    )
+    run = TrainingRun("grpo", settings(), base, tmp_path / "second", 0)
+    second = grpo_trainer(run, RandomRollouts(), 1.0, begin_with=adapter)
     ended, _ = load_policy(policy_files(str(tmp_path / "first")))
 
     class Shell:

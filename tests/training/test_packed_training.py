@@ -21,6 +21,7 @@ from training.packing import StepTokens, packed_batch
 from training.preference.dpo import train_dpo
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
+from training.training_run import TrainingRun
 from training.tree_attention import enable_packed_forward
 
 pytestmark = pytest.mark.model
@@ -89,7 +90,7 @@ def test_packed_preference_training_has_the_curve_of_the_stock_trainer(
     }  # fmt: skip
     for name, changes in arms.items():
         settings = preference(reference=reference, **changes)
-        train_dpo(pairs(), settings, start=base, target=tmp_path / name, seed=0)
+        train_dpo(TrainingRun("dpo", settings, base, tmp_path / name, 0), pairs())
     stock, packed = (curve(tmp_path / name, *METRICS) for name in ("stock", "packed"))
     for one, other in zip(packed, stock, strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
@@ -108,7 +109,7 @@ def test_packed_preference_training_has_the_curve_of_the_stock_trainer(
 def test_bfloat16_training_approximates_the_float32_curve(base: str, tmp_path: Path) -> None:
     for precision in ("float32", "bfloat16"):
         settings = preference(precision=precision)
-        train_dpo(pairs(), settings, start=base, target=tmp_path / precision, seed=0)
+        train_dpo(TrainingRun("dpo", settings, base, tmp_path / precision, 0), pairs())
     exact, rounded = (curve(tmp_path / name, "loss") for name in ("float32", "bfloat16"))
     assert rounded != exact
     for one, other in zip(rounded, exact, strict=True):
@@ -146,7 +147,7 @@ def test_the_supervised_term_keeps_the_chosen_step_likely(base: str, tmp_path: P
         "packed": {"sft_weight": 1.0},
         "stock": {"sft_weight": 1.0, "packed": False},
     }.items():
-        train_dpo(pairs(), preference(**changes), start=base, target=tmp_path / name, seed=0)
+        train_dpo(TrainingRun("dpo", preference(**changes), base, tmp_path / name, 0), pairs())
     alone, packed, stock = (
         curve(tmp_path / name, "loss", "chosen_logps", "margin")
         for name in ("alone", "packed", "stock")
@@ -172,14 +173,10 @@ def test_packed_supervised_training_has_the_curve_of_the_padded_one(
         for i in range(8)
     ]
     for packed in (True, False):
-        train_on_steps(
-            examples,
-            training_settings("sft", batch_size=4, micro_batch=2, lr=5e-3, epochs=2, packed=packed),
-            kind="sft",
-            start=base,
-            target=tmp_path / str(packed),
-            seed=0,
+        settings = training_settings(
+            "sft", batch_size=4, micro_batch=2, lr=5e-3, epochs=2, packed=packed
         )
+        train_on_steps(TrainingRun("sft", settings, base, tmp_path / str(packed), 0), examples)
     names = ("loss", "grad_norm")
     packed_curve, padded_curve = (curve(tmp_path / str(p), *names) for p in (True, False))
     assert len(packed_curve) == 4
@@ -195,12 +192,12 @@ def test_a_resumed_preference_training_has_the_uninterrupted_curve(
     """The training is killed within its second epoch, so its order of pairs must be restored."""
     settings = preference(batch_size=2, micro_batch=1)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train_dpo(pairs(), settings, start=base, target=whole, seed=0)
+    train_dpo(TrainingRun("dpo", settings, base, whole, 0), pairs())
     with monkeypatch.context() as patch:
         patch.setattr(course, "curves", killed_at_step_7)
         with pytest.raises(KeyboardInterrupt):
-            train_dpo(pairs(), settings, start=base, target=killed, seed=0)
-    train_dpo(pairs(), settings, start=base, target=killed, seed=0, resume=True)
+            train_dpo(TrainingRun("dpo", settings, base, killed, 0), pairs())
+    train_dpo(TrainingRun("dpo", settings, base, killed, 0, resume=True), pairs())
     seen, uninterrupted = (curve(t, "step", "loss", "kl", "lr") for t in (killed, whole))
     assert [line[0] for line in seen] == list(range(1, 13))
     assert seen == uninterrupted
@@ -228,7 +225,7 @@ def test_reference_logps_are_computed_once_for_all_seeds_and_labels(
     settings = preference(epochs=1)
     for seed, rows in enumerate((pairs(7), swapped)):
         target = tmp_path / str(seed)
-        train_dpo(rows, settings, start=base, target=target, seed=seed, log=said.append)
+        train_dpo(TrainingRun("dpo", settings, base, target, seed, log=said.append), rows)
         assert curve(target, "loss")[0][0] == pytest.approx(math.log(2), abs=1e-6)
     told = [line for line in said if line.startswith("reference: ")]
     assert ["computed" in told[0], "read from" in told[1]] == [True, True]
@@ -239,7 +236,7 @@ def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path)
     for packed in (True, False):
         settings = preference(batch_size=24, micro_batch=24, holdout=0.5, epochs=5, packed=packed)
         target = tmp_path / str(packed)
-        report = train_dpo(rows, settings, start=base, target=target, seed=1, log=said.append)
+        report = train_dpo(TrainingRun("dpo", settings, base, target, 1, log=said.append), rows)
         record = json.loads((target / "training.json").read_text())["report"]
         found.append([record["holdout"][name] for name in ("pairs", "accuracy", "margin", "loss")])
         assert report.holdout is not None
@@ -264,9 +261,8 @@ def test_calls_of_one_turn_share_their_prefix(base: str, tmp_path: Path) -> None
     ]
     settings = training_settings("sft", batch_size=3, micro_batch=3)
     for name, stops in (("apart", ()), ("together", ("]",))):
-        train_on_steps(
-            calls, settings, kind="sft", start=base, target=tmp_path / name, seed=0, stops=stops
-        )
+        run = TrainingRun("sft", settings, base, tmp_path / name, 0)
+        train_on_steps(run, calls, stops=stops)
     apart, together = (read_metrics(tmp_path / n)[-1]["tokens"] for n in ("apart", "together"))
     assert together < 0.8 * apart
 

@@ -26,6 +26,7 @@ from training.preference.pairs import tokenise_pairs
 from training.report import TrainingReport
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
+from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 from weights.policy_gguf import ensure_gguf
 
@@ -80,9 +81,7 @@ def warm_start(
     examples: list[StepExample], training: TrainingSettings, *, target: Path, **given: Any
 ) -> TrainingReport:
     start = training.warm_start.base
-    return train_on_steps(
-        examples, training, kind="warm-start", start=start, target=target, **given
-    )
+    return train_on_steps(TrainingRun("warm-start", training, start, target, **given), examples)
 
 
 def supervised(base: str, **changes: Any) -> TrainingSettings:
@@ -121,7 +120,7 @@ def test_micro_batches_and_padding_do_not_change_the_curve(base: str, tmp_path: 
 def test_the_smallest_and_the_largest_seed_train(seed: int, base: str, tmp_path: Path) -> None:
     started, target = tmp_path / "started", tmp_path / "dpo"
     warm_start(steps(4), supervised(base), target=started, seed=seed)
-    train_dpo(pairs(4), preference(epochs=1), start=str(started), target=target, seed=seed)
+    train_dpo(TrainingRun("dpo", preference(epochs=1), str(started), target, seed), pairs(4))
     assert json.loads((target / "training.json").read_text())["seed"] == seed
 
 
@@ -167,7 +166,7 @@ def test_a_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
     def train(target: Path) -> None:
         if kind == "dpo":
             settings = preference(packed=False, epochs=2)
-            train_dpo(pairs(16), settings, start=base, target=target, seed=0)
+            train_dpo(TrainingRun("dpo", settings, base, target, 0), pairs(16))
         else:
             warm_start(steps(16), supervised(base, epochs=2), target=target, seed=0)
 
@@ -227,7 +226,7 @@ def test_preference_training_starts_at_ln_2_and_raises_the_margin(
 ) -> None:
     target = tmp_path / "dpo"
     data = {"table": "pairs"}
-    train_dpo(pairs(), preference(), start=str(started), target=target, seed=3, data=data)
+    train_dpo(TrainingRun("dpo", preference(), str(started), target, 3, data=data), pairs())
     lines = read_metrics(target)
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-4)
@@ -252,7 +251,7 @@ def test_preference_training_starts_at_ln_2_and_raises_the_margin(
 
 def test_the_packaged_policy_also_starts_at_ln_2(tmp_path: Path) -> None:
     settings = preference(batch_size=2, epochs=1)
-    train_dpo(pairs(2), settings, start="packaged", target=tmp_path, seed=0)
+    train_dpo(TrainingRun("dpo", settings, "packaged", tmp_path, 0), pairs(2))
     assert read_metrics(tmp_path)[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     adapter = tmp_path / "adapter" / "adapter_model.safetensors"
     assert adapter.stat().st_size <= 10_000_000  # the limit for a shipped adapter
@@ -275,7 +274,7 @@ def margin(model: str) -> float:
 
 def test_the_loss_without_a_reference_follows_the_formula(started: Path, tmp_path: Path) -> None:
     settings = preference(reference="none", epochs=1, batch_size=8)
-    train_dpo(pairs(), settings, start=str(started), target=tmp_path, seed=0)
+    train_dpo(TrainingRun("dpo", settings, str(started), tmp_path, 0), pairs())
     first = read_metrics(tmp_path)[0]
     policy_margin = margin(str(started))  # the pairs are equal, so each has the mean
     assert first["margin"] == pytest.approx(0.1 * policy_margin, rel=0.01)
@@ -293,7 +292,7 @@ def test_full_training_moves_all_weights_without_a_second_model(
     monkeypatch.setattr("trl.trainer.dpo_trainer.create_model_from_path", second_model)
     settings = preference(lora=None, lr=1e-3, packed=packed)
     target, again = tmp_path / "dpo", tmp_path / "again"
-    report = train_dpo(pairs(), settings, start=str(started), target=target, seed=3)
+    report = train_dpo(TrainingRun("dpo", settings, str(started), target, 3), pairs())
     lines = read_metrics(target)
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-3)
@@ -309,8 +308,8 @@ def test_full_training_moves_all_weights_without_a_second_model(
     ]
     assert unmoved == []
     # Already trained, so no step is added. The folder can be the start of another training.
-    assert train_dpo(pairs(), settings, start=str(started), target=target, seed=3) == report
-    train_dpo(pairs(), preference(packed=packed), start=str(target), target=again, seed=0)
+    assert train_dpo(TrainingRun("dpo", settings, str(started), target, 3), pairs()) == report
+    train_dpo(TrainingRun("dpo", preference(packed=packed), str(target), again, 0), pairs())
     assert read_metrics(again)[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
 
@@ -319,14 +318,14 @@ def test_a_resumed_full_training_equals_the_uninterrupted_one(
 ) -> None:
     settings = preference(lora=None, lr=1e-3)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train_dpo(pairs(), settings, start=str(started), target=whole, seed=0)
+    train_dpo(TrainingRun("dpo", settings, str(started), whole, 0), pairs())
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))  # the reference is lost, too
     with monkeypatch.context() as patch:
         patch.setattr(training_run, "curves", _killed_at(3))
         with pytest.raises(KeyboardInterrupt):
-            train_dpo(pairs(), settings, start=str(started), target=killed, seed=0)
+            train_dpo(TrainingRun("dpo", settings, str(started), killed, 0), pairs())
     shutil.rmtree(tmp_path / "cache")
-    train_dpo(pairs(), settings, start=str(started), target=killed, seed=0)
+    train_dpo(TrainingRun("dpo", settings, str(started), killed, 0), pairs())
     assert losses(killed) == losses(whole)
     weights_file = "model.safetensors"
     assert (killed / weights_file).read_bytes() == (whole / weights_file).read_bytes()
@@ -351,19 +350,19 @@ def test_the_learning_rate_warms_up_and_falls_as_set(
     schedule: str, shares: list[float], started: Path, tmp_path: Path
 ) -> None:
     settings = preference(lr=1e-3, schedule=schedule, warmup=0.3)
-    train_dpo(pairs(), settings, start=str(started), target=tmp_path, seed=0)
+    train_dpo(TrainingRun("dpo", settings, str(started), tmp_path, 0), pairs())
     rates = [line["lr"] for line in read_metrics(tmp_path)]
     assert rates == pytest.approx([1e-3 * share for share in shares], rel=1e-3)
 
 
 def test_too_long_pairs_are_refused_not_cut(started: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="8 of 8 examples are longer than max_length 32"):
-        train_dpo(pairs(), preference(max_length=32), start=str(started), target=tmp_path, seed=0)
+        train_dpo(TrainingRun("dpo", preference(max_length=32), str(started), tmp_path, 0), pairs())
 
 
 def test_a_training_does_not_overwrite_its_start(started: Path) -> None:
     with pytest.raises(ConfigError, match="both the start and the target"):
-        train_dpo(pairs(), preference(), start=str(started), target=started, seed=0)
+        train_dpo(TrainingRun("dpo", preference(), str(started), started, 0), pairs())
 
 
 def test_an_export_keeps_the_trained_change(tmp_path: Path) -> None:

@@ -13,13 +13,11 @@ start's log-probabilities are computed once for all epochs and arms
 of them, the training fails.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from base.errors import ConfigError
-from base.text import Log
 from storage.records import Pair
 from training.likelihood import step_logps
 from training.packing import StepTokens
@@ -27,24 +25,14 @@ from training.preference.holdout import HoldoutScore, score, split_holdout
 from training.preference.pairs import PreferenceTokens, tokenise_pairs
 from training.preference.reference import reference_logps
 from training.report import TrainingReport
-from training.settings import TrainingSettings
-from training.training_run import TrainingRun, log_line
+from training.training_run import TrainingRun
 from weights.policy_files import policy_digest, policy_files
 
 
 def train_dpo(
-    pairs: Sequence[Pair],
-    training: TrainingSettings,
-    *,
-    start: str,
-    target: Path,
-    seed: int,
-    stops: tuple[str, ...] = (),
-    resume: bool = False,
-    log: Log = log_line,
-    data: Mapping[str, Any] | None = None,
+    run: TrainingRun, pairs: Sequence[Pair], *, stops: tuple[str, ...] = ()
 ) -> TrainingReport:
-    """Trains a LoRA on `start`, or all its weights, and writes it to `target`.
+    """Trains a LoRA on the start, or all its weights, and writes it to the target.
 
     `metrics.jsonl` then has a line per step: loss, margin (of the implicit rewards, in nats times
     beta), accuracy (share of pairs whose chosen step gained more), log-probabilities of chosen
@@ -55,33 +43,27 @@ def train_dpo(
     Pairs of held-out questions are scored after the last step (`training.preference.holdout`).
 
     Args:
+        run: Settings, target folder, and start: the policy that the pairs were drawn from.
         pairs: Rows of the pairs parquet.
-        training: Settings of `training.dpo`, and those that all trainings share.
-        start: "packaged" or a model folder: the policy that the pairs were drawn from.
-        target: Folder for the result; see `TrainingRun`.
-        seed: Random seed of initialisation and order.
         stops: Strings that end a call of the pairs' protocol within its turn.
-        resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
-        log: Callback for the lengths of the pairs and the scores of the held-out ones.
-        data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
         ConfigError: If `pairs` is empty, too many are longer than `max_length`, all are held out,
             or the model cannot read packed pairs (use `training.packed: false`).
-        StorageError: If `resume` is set and the target's checkpoints belong to another training.
+        StorageError: See `TrainingRun.train`.
     """
     if not pairs:
         raise ConfigError("the list of training pairs is empty; annotate more questions")
-    course = TrainingRun("dpo", training, start, target, seed, resume, log, data)
-    model, tokenizer = course.load_start()
+    training = run.training
+    model, tokenizer = run.load_start()
     from training.preference.trainer import pair_trainer, set_reference_logps
 
     tokens = tokenise_pairs(pairs, tokenizer, stops)
-    trained, out = split_holdout(course.drop_overlong(tokens), training.dpo.holdout, seed)
-    trainer = pair_trainer(model, tokenizer, trained, training, course.arguments())
+    trained, out = split_holdout(run.drop_overlong(tokens), training.dpo.holdout, run.seed)
+    trainer = pair_trainer(model, tokenizer, trained, training, run.arguments())
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
     known_before = training.packed or training.lora is None
-    reference = _reference(trainer, [*(trained if known_before else []), *out], course)
+    reference = _reference(trainer, [*(trained if known_before else []), *out], run)
     if known_before:
         set_reference_logps(trainer, trained, reference)
 
@@ -89,11 +71,11 @@ def train_dpo(
         policy = step_logps(trainer, _rows(out), packed=training.packed)
         return score(out, policy, reference, training.dpo.beta) if out else None
 
-    return course.train(trainer, trained, len(pairs) - len(out), scored)
+    return run.train(trainer, trained, len(pairs) - len(out), scored)
 
 
 def _reference(
-    trainer: Any, pairs: Sequence[PreferenceTokens], course: TrainingRun
+    trainer: Any, pairs: Sequence[PreferenceTokens], run: TrainingRun
 ) -> dict[StepTokens, float]:
     """Returns log-probabilities of the steps of `pairs` under the start, cached if possible.
 
@@ -103,12 +85,12 @@ def _reference(
         return {}
 
     def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
-        with nullcontext() if course.training.lora is None else trainer.model.disable_adapter():
-            return step_logps(trainer, rows, packed=course.training.packed)
+        with nullcontext() if run.training.lora is None else trainer.model.disable_adapter():
+            return step_logps(trainer, rows, packed=run.training.packed)
 
-    digest = policy_digest(policy_files(course.start), "f32")
+    digest = policy_digest(policy_files(run.start), "f32")
     precision = trainer.accelerator.mixed_precision
-    return reference_logps(_rows(pairs), f"{digest} {precision}", compute, course.log)
+    return reference_logps(_rows(pairs), f"{digest} {precision}", compute, run.log)
 
 
 def _rows(pairs: Sequence[PreferenceTokens]) -> list[StepTokens]:
