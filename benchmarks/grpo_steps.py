@@ -139,7 +139,7 @@ def turn_of(rollout: Rollout) -> tuple[list[int], list[int], list[int]]:
     for tokens in (call.tokens for call in rollout.calls):
         if tokens.prompt[: len(whole)] != whole:
             raise ValueError(f"{rollout.question_id}: the protocol rewrites its prompts")
-        whole = (*tokens.prompt, *tokens.step)
+        whole = tokens.whole
         mask += [0] * (len(whole) - len(mask) - len(tokens.step)) + [1] * len(tokens.step)
     return list(prompt), list(whole[len(prompt) :]), mask[len(prompt) :]
 

@@ -1,12 +1,10 @@
 """Computes log-probabilities of steps under a policy, without training on them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from training.packing import StepTokens, packed_batch, pad_id, padded_batch
-from weights.prefix_tree import common_prefix
-
-Row = TypeVar("Row")
+from weights.prefix_tree import common_prefix, prefix_batches
 
 _MOST_TOKENS = 2048
 """Tokens of a batch; shared prefixes count once."""
@@ -32,7 +30,9 @@ def token_logps(
     import torch
 
     found: dict[StepTokens, tuple[float, ...]] = {}
-    for some in batches(set(rows), _MOST_TOKENS, packed=packed, tokens_of=lambda row: row):
+    for some in prefix_batches(
+        set(rows), _MOST_TOKENS, tokens_of=lambda row: row.whole, shared=packed
+    ):
         with torch.no_grad(), trainer.accelerator.autocast():
             said, output = read_steps(trainer, trainer.model, some, packed=packed)
         logps = output.log_probs.float()
@@ -63,33 +63,6 @@ def read_steps(
 
 def tokens_read(rows: Iterable[StepTokens], *, packed: bool) -> int:
     """Returns the number of tokens in a batch; if packed, shared prefixes count once."""
-    wholes = sorted(row.prompt + row.step for row in rows)
+    wholes = sorted(row.whole for row in rows)
     shared = sum(map(common_prefix, wholes, wholes[1:])) if packed else 0
     return sum(map(len, wholes)) - shared
-
-
-def batches(
-    rows: Iterable[Row],
-    most_tokens: int,
-    *,
-    packed: bool,
-    tokens_of: Callable[[Row], StepTokens],
-) -> Iterator[list[Row]]:
-    """Yields the rows in batches of sorted neighbours, so that shared prefixes are read once.
-
-    Args:
-        most_tokens: Most tokens per batch; if packed, shared prefixes count once. A longer row is
-            a batch of its own.
-    """
-    batch: list[Row] = []
-    read, before = 0, tuple[int, ...]()
-    wholes = ((tokens.prompt + tokens.step, row) for row in rows for tokens in [tokens_of(row)])
-    for whole, row in sorted(wholes, key=lambda one: one[0]):
-        new = len(whole) - (common_prefix(before, whole) if batch and packed else 0)
-        if batch and read + new > most_tokens:
-            yield batch
-            batch, read, new = [], 0, len(whole)
-        batch.append(row)
-        read, before = read + new, whole
-    if batch:
-        yield batch

@@ -23,6 +23,11 @@ class StepTokens(NamedTuple):
     prompt: tuple[int, ...]
     step: tuple[int, ...]
 
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The prompt, then the step."""
+        return self.prompt + self.step
+
 
 def pad_id(tokenizer: Any) -> int:
     """Returns the token id that fills batches, which no loss reads: the end of turn if it has none
@@ -34,7 +39,7 @@ def pad_id(tokenizer: Any) -> int:
 
 def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     """Returns the rows in full, padded on the right: tensors of shape (rows, longest)."""
-    whole = [[*row.prompt, *row.step] for row in rows]
+    whole = [list(row.whole) for row in rows]
     starts = [len(row.prompt) for row in rows]
     return _side_by_side(whole, starts, pad)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from base.errors import ConfigError
 from weights.policy_files import PolicyFiles, load_policy
-from weights.prefix_tree import common_prefix, prefix_tree
+from weights.prefix_tree import prefix_batches, prefix_tree
 from weights.pretrained import pretrained
 from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
 from weights.vectors import Vector
@@ -67,7 +67,12 @@ class Backbone:
             Vectors by sequence, all of the same length.
         """
         read = _tree_states if self.reads_trees else _padded_states
-        for batch in (_by_tokens if self.reads_trees else _by_length)(sequences, batch_tokens):
+        batches = (
+            prefix_batches(sequences, batch_tokens, tokens_of=lambda one: one)
+            if self.reads_trees
+            else _by_length(sequences, batch_tokens)
+        )
+        for batch in batches:
             yield dict(zip(batch, read(self._model, batch), strict=True))
 
 
@@ -129,21 +134,6 @@ def _padded_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
 def _rows(states: Any) -> StepVectors:
     found: StepVectors = states.float().cpu().numpy()
     return found
-
-
-def _by_tokens(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:
-    """Yields sorted batches, in which neighbours share long prefixes that are read once."""
-    batch: list[Tokens] = []
-    size = 0
-    for one in sorted(sequences):
-        new = len(one) - (common_prefix(batch[-1], one) if batch else 0)
-        if batch and size + new > most:
-            yield batch
-            batch, size, new = [], 0, len(one)
-        batch.append(one)
-        size += new
-    if batch:
-        yield batch
 
 
 def _by_length(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:

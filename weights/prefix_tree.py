@@ -6,9 +6,12 @@ however many sequences continue it. This is tree attention as in SpecInfer (Miao
 section 4), here for training and embeddings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeVar
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +68,30 @@ def _close(tree: PrefixTree, tokens: Sequence[int]) -> None:
     """Sets the ends of tokens whose subtrees are complete."""
     for token in tokens:
         tree.ends[token] = len(tree.tokens)
+
+
+def prefix_batches(
+    rows: Iterable[Row],
+    most_tokens: int,
+    *,
+    tokens_of: Callable[[Row], tuple[int, ...]],
+    shared: bool = True,
+) -> Iterator[list[Row]]:
+    """Yields the rows in batches of sorted neighbours, whose long common prefixes are read once.
+
+    Args:
+        most_tokens: Most tokens per batch. A longer row is a batch of its own.
+        tokens_of: Returns the token ids of a row.
+        shared: Whether a batch counts common prefixes once.
+    """
+    batch: list[Row] = []
+    read, before = 0, tuple[int, ...]()
+    for tokens, row in sorted(((tokens_of(row), row) for row in rows), key=lambda one: one[0]):
+        new = len(tokens) - (common_prefix(before, tokens) if batch and shared else 0)
+        if batch and read + new > most_tokens:
+            yield batch
+            batch, read, new = [], 0, len(tokens)
+        batch.append(row)
+        read, before = read + new, tokens
+    if batch:
+        yield batch

@@ -81,7 +81,7 @@ def test_the_divergence_can_apply_to_wrong_answers_only() -> None:
 def test_the_calls_of_a_turn_form_one_path_in_the_prefix_tree() -> None:
     one = rollout(1, 4, 3)
     last = one.calls[-1].tokens
-    tree = prefix_tree([(*call.tokens.prompt, *call.tokens.step) for call in one.calls])
+    tree = prefix_tree([call.tokens.whole for call in one.calls])
     assert tree.tokens == [*last.prompt, *last.step]
 
 
@@ -90,7 +90,7 @@ def test_drawn_rows_are_reweighted_for_the_rows_left_out(most: int, seed: int) -
     rollouts = [rollout(place, 3, 2) for place in range(4)]
     rows = rows_of(rollouts, flat(rollouts))
     kept = drawn(rows, most, str(seed))
-    tokens = len(prefix_tree([(*r.tokens.prompt, *r.tokens.step) for r in kept]).tokens)
+    tokens = len(prefix_tree([r.tokens.whole for r in kept]).tokens)
     assert kept and (tokens <= most or len(kept) == 1)
     raised = rows[0].weight * len(rows) / len(kept)
     assert [row.weight for row in kept] == pytest.approx([raised] * len(kept))

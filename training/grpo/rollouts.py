@@ -165,9 +165,7 @@ def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> lis
         return mixed
 
     def distinct(count: int) -> int:
-        return len(
-            prefix_tree([(*row.tokens.prompt, *row.tokens.step) for row in mixed[:count]]).tokens
-        )
+        return len(prefix_tree([row.tokens.whole for row in mixed[:count]]).tokens)
 
     kept = max(bisect_right(range(len(mixed) + 1), max_tokens, key=distinct) - 1, 1)
     raised = len(mixed) / kept

@@ -24,9 +24,10 @@ from base.text import Log
 from training.grpo.advantages import advantages_of
 from training.grpo.loss import TokenMeans, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
-from training.likelihood import batches, read_steps, token_logps, tokens_read
+from training.likelihood import read_steps, token_logps, tokens_read
 from training.packing import StepTokens
 from training.settings import GrpoSettings
+from weights.prefix_tree import prefix_batches
 
 MAX_CONSECUTIVE_NONFINITE = 3
 """Consecutive updates without a finite loss and gradient that stop the training."""
@@ -181,11 +182,11 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         settings, began = self.settings, time.monotonic()
         loss = torch.zeros((), device=self.args.device)
         seen = TokenMeans()
-        micro_batches = batches(
+        micro_batches = prefix_batches(
             update.rows,
             settings.micro_tokens,
-            packed=self.packed,
-            tokens_of=lambda row: row.tokens,
+            tokens_of=lambda row: row.tokens.whole,
+            shared=self.packed,
         )
         trained_tokens = 0
         for rows in micro_batches:
