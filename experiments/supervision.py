@@ -245,13 +245,23 @@ def mean_costs(costs: Sequence[Cost]) -> list[Cost]:
 
 def plot_costs(costs: Sequence[Cost], path: Path) -> None:
     """Plots EM against generated tokens and CPU hours, means over seeds."""
-    left = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+    means = mean_costs(costs)
     with svg(path, 2, 9, 4, sharey=True) as axes:
         for panel, measure in zip(axes, ("generated", "cpu_hours"), strict=True):
-            for cost in mean_costs(costs):
+            most = max((getattr(cost, measure) for cost in means), default=0.0)
+            for cost in means:
                 place = getattr(cost, measure), cost.em
                 panel.plot(*place, "o", clip_on=False)
-                panel.annotate(cost.arm, place, fontsize=8, **left)
+                side = -1 if place[0] > most / 2 else 1
+                panel.annotate(
+                    cost.arm,
+                    place,
+                    (6 * side, 0),
+                    textcoords="offset points",
+                    ha="right" if side < 0 else "left",
+                    va="center",
+                    fontsize=8,
+                )
             panel.set_xlim(left=0)
         axes[0].set_xlabel("generated tokens")
         axes[1].set_xlabel("CPU hours")
