@@ -28,6 +28,7 @@ STUDIES = {
     "recipes": "experiments.recipes",
     "arena": "experiments.arena",
     "eval-rar": "experiments.eval_rar",
+    "r1-searcher": "experiments.r1_searcher",
     "reading-curve": "experiments.reading_curve",
     "supervision": "experiments.supervision",
     "supervision-rates": "experiments.supervision_rates",

@@ -1,4 +1,4 @@
-"""The studies of ARENA and Eval-RAR: one start policy, one change per arm, one test."""
+"""The studies of ARENA, Eval-RAR and R1-Searcher: one start, one change per arm, one test."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from sample_records import a_prediction
 
 from analysis.comparison import Scored
 from analysis.table import NONE
-from experiments import arena, arms, eval_rar, outcome_rl
+from experiments import arena, arms, eval_rar, outcome_rl, r1_searcher
 from experiments.arms import Arm, EvaluatedArm
 
 
@@ -60,6 +60,20 @@ def test_eval_rar_compares_its_reward_with_em_for_every_seed(told: Any, tmp_path
     rewards = [one.get("rewards.reward", "eval-rar") for one in trained]
     assert rewards == ["eval-rar", "em"] * 2
     assert [one["seed"] for one in trained] == [0, 0, 1, 1]
+
+
+def test_r1_searcher_trains_both_stages_as_long_as_the_second_alone(
+    told: Any, tmp_path: Path
+) -> None:
+    runner = replace(pretended("r1-searcher", tmp_path / "r1-searcher", told=told), seeds=(0,))
+    r1_searcher.STUDY.carry_out(runner)
+    both, alone = [one.settings for one in runner.ran if one.stage == "train-grpo"]
+    recipe = runner.recipe.training.grpo
+    assert both == {"seed": 0}
+    assert alone["rewards.stage"] == 2
+    assert alone["training.grpo.stages"] == []
+    batches = sum(stage.batches or recipe.batches for stage in recipe.stages)
+    assert alone["training.grpo.batches"] == batches
 
 
 def test_verdict_sheet_averages_over_the_answers_with_a_verdict() -> None:

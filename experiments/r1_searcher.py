@@ -1,0 +1,42 @@
+"""`make study STUDY=r1-searcher`: does R1-Searcher's reward help, and does its first stage?
+
+One warm start, then both stages as in `configs/r1-searcher.yaml`; and as many batches of stage 2
+alone, where the paper's instruct model stopped searching (section 4.2). The curves of both stages
+are those of the second.
+"""
+
+from functools import partial
+
+from experiments.arms import START, Arm
+from experiments.outcome_rl import compare_rewards
+from experiments.report import Claim
+from runs.studies.study_runner import Study
+
+TRAINER = "train-grpo"
+BATCHES = 20
+"""Batches of both stages in the recipe."""
+
+ARMS = (
+    Arm(START),
+    Arm("two-stages", TRAINER),
+    Arm(
+        "stage-2-alone",
+        TRAINER,
+        pairs={"rewards.stage": 2},
+        training={"stages": [], "batches": BATCHES},
+    ),
+)
+
+CLAIMS = (
+    Claim("two-stages", START, primary=True),
+    Claim("two-stages", "stage-2-alone"),
+    Claim("stage-2-alone", START),
+)
+
+CURVES = ("f1", "format_ok", "valid_searches", "policy_tokens")
+
+STUDY = Study(
+    partial(compare_rewards, name="r1-searcher", arms=ARMS, claims=CLAIMS, curves=CURVES),
+    recipe="r1-searcher",
+    seeds=(0,),
+)
