@@ -245,27 +245,15 @@ def mean_costs(costs: Sequence[Cost]) -> list[Cost]:
 
 def plot_costs(costs: Sequence[Cost], path: Path) -> None:
     """Plots EM against generated tokens and CPU hours, means over seeds."""
-    means = mean_costs(costs)
-    with svg(path, 2, 9, 4, sharey=True) as axes:
+    with svg(path, 2, 10, 4, sharey=True) as axes:
         for panel, measure in zip(axes, ("generated", "cpu_hours"), strict=True):
-            most = max((getattr(cost, measure) for cost in means), default=0.0)
-            for cost in means:
-                place = getattr(cost, measure), cost.em
-                panel.plot(*place, "o", clip_on=False)
-                side = -1 if place[0] > most / 2 else 1
-                panel.annotate(
-                    cost.arm,
-                    place,
-                    (6 * side, 0),
-                    textcoords="offset points",
-                    ha="right" if side < 0 else "left",
-                    va="center",
-                    fontsize=8,
-                )
+            for cost in mean_costs(costs):
+                panel.plot(getattr(cost, measure), cost.em, "o", clip_on=False, label=cost.arm)
             panel.set_xlim(left=0)
         axes[0].set_xlabel("generated tokens")
         axes[1].set_xlabel("CPU hours")
         axes[0].set_ylabel("EM, per cent")
+        axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 STUDY = Study(supervision, arms=tuple(arm.name for arm in ARMS))
