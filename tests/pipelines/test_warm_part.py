@@ -130,7 +130,7 @@ def learned(
     monkeypatch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
     asked: list[str] = []
 
-    def train(examples: Sequence[StepExample], *_: Any, **__: Any) -> TrainingReport:
+    def train(_: object, examples: Sequence[StepExample], **__: Any) -> TrainingReport:
         asked.extend(example.question_id for example in examples)
         return TrainingReport("warm-start", len(examples), 0, 0, 0.0)
 
