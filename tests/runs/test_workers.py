@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fake_endpoint import failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 
+from runs.stage import Gate
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
@@ -46,9 +48,23 @@ def test_three_workers_give_the_rows_of_one_process_with_as_many_calls(tmp_path:
 
 
 def test_a_limit_stops_all_workers_and_the_run_can_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(policy) as endpoint:
+    noticed, limit_reached = threading.Event(), Gate.limit_reached
+
+    def noticing(gate: Gate) -> str | None:
+        reached = limit_reached(gate)
+        if reached is not None:
+            noticed.set()
+        return reached
+
+    def waiting(request: dict[str, Any]) -> str:
+        if len(endpoint.requests) > 2:  # so a worker has stored its first answer
+            assert noticed.wait(60)
+        return policy(request)
+
+    monkeypatch.setattr(Gate, "limit_reached", noticing)
+    with serving(waiting) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
         limit = ("--set", "limits.max_tokens=10", "--set", "limits.max_concurrency=1")
         assert branchwise("annotate", config, run, "--workers", "2", *limit) == 3
