@@ -23,6 +23,7 @@ benchmarks.pooled_answers` joins their tables.
 """
 
 import csv
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -89,7 +90,7 @@ class Cost:
     Attributes:
         generated: Tokens that the policy generated, of trees or rollouts.
         trained: Tokens that the training read.
-        cpu_hours: CPU hours of annotation and training.
+        cpu_hours: CPU hours of annotation and training; NaN if a kill of the study lost some.
     """
 
     arm: str
@@ -197,14 +198,17 @@ def drawn(curve: Iterable[Mapping[str, float]], key: str) -> float:
 
 
 def cpu_seconds(runner: StudyRunner, stage: str, name: str = "") -> float:
-    """Returns the CPU seconds of all attempts at a stage of a run."""
+    """Returns the CPU seconds of all attempts at a stage of a run; NaN if the study was killed."""
     start = shlex.join(("branchwise", stage, "--run", str(runner.context.run))) + " "
     named = f"--name {name} " if name else ""
-    return sum(
-        one.cpu_seconds
+    events = [
+        one
         for one in runner.journal.events()
         if one.command.startswith(start) and named in f"{one.command} "
-    )
+    ]
+    started = sum(one.event == "started" for one in events)
+    killed = started > len(events) - started  # so nobody noted the CPU time of that attempt
+    return math.nan if killed else sum(one.cpu_seconds for one in events)
 
 
 def report(runner: StudyRunner, done: Sequence[EvaluatedArm], costs: Sequence[Cost]) -> None:
@@ -235,11 +239,12 @@ def read_costs(path: Path) -> list[Cost]:
 
 
 def mean_costs(costs: Sequence[Cost]) -> list[Cost]:
-    """Returns one cost per arm, the mean over its seeds; `seed` is the number of seeds."""
+    """Returns one cost per arm, the mean of its known costs; `seed` is the number of seeds."""
     found = []
     for arm in dict.fromkeys(cost.arm for cost in costs):
         own = [astuple(cost)[2:] for cost in costs if cost.arm == arm]
-        found.append(Cost(arm, len(own), *(fmean(column) for column in zip(*own, strict=True))))
+        known = ([v for v in column if not math.isnan(v)] for column in zip(*own, strict=True))
+        found.append(Cost(arm, len(own), *(fmean(values or [math.nan]) for values in known)))
     return found
 
 

@@ -1,6 +1,7 @@
 """The study `supervision`: trials on dev, own questions per seed, tests, costs and pooling."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,7 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
         f"branchwise train-grpo --run {run}-grpo --name grpo-0": 7200.0,
     }
     for command, spent in journal.items():
+        runner.journal.note(Event(command, command, "started"))
         runner.journal.note(Event(command, command, "done", cpu_seconds=spent))
     by_name = {arm.name: arm for arm in supervision.ARMS}
 
@@ -156,7 +158,17 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
         return supervision.cost_of(asked, done, 0)
 
     assert cost("dpo", "train-dpo") == supervision.Cost("dpo", 0, 50, 900, 96000, 100, 1.5)
-    assert cost("grpo", "train-grpo") == supervision.Cost("grpo", 0, 50, 800, 6400, 140, 2)
+    paid = cost("grpo", "train-grpo")
+    assert paid == supervision.Cost("grpo", 0, 50, 800, 6400, 140, 2)
+    for command in journal:
+        runner.journal.note(Event(command, command, "started"))
+        runner.journal.note(Event(command, command, "failed", cpu_seconds=3600))
+    assert cost("grpo", "train-grpo").cpu_hours == 3
+    runner.journal.note(Event(command, command, "started"))  # and the study was killed
+    lost = cost("grpo", "train-grpo")
+    assert math.isnan(lost.cpu_hours)
+    (mean,) = supervision.mean_costs([paid, lost])
+    assert (mean.calls, mean.cpu_hours) == (800, 2)
 
 
 async def test_evaluations_do_not_count_as_costs_of_trees(tmp_path: Path) -> None:
