@@ -37,3 +37,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets an empty cache folder for the test, and a key for the endpoint."""
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
+    """Makes the test's folder the working directory, with an empty cache in it."""
+    monkeypatch.chdir(tmp_path)

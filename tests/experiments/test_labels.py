@@ -13,12 +13,7 @@ from pipelines.cli import parser, run_stage
 from runs.folder import existing_run
 from storage.ledger import Ledger
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def branchwise(stage: str, *more: object) -> int:

@@ -4,11 +4,10 @@ import os
 import select
 import shlex
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from durable import Held, World, opened_world, stored_seeds
+from durable import Held, World, stored_seeds
 from seams import Seam
 from stages import CHECK_TIMEOUT_S, Running, Stages
 from terminal import on_a_terminal
@@ -22,19 +21,8 @@ ENVIRONMENT = {"OPENAI_API_KEY": "test-key"}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
-    """At most two questions at a time, each with one call in flight, so at most two wait."""
-    folder = tmp_path_factory.mktemp("two")
-    with opened_world(folder, stages, limits={"max_questions_in_flight": 2}) as opened:
-        yield opened
-
-
-@pytest.fixture
-def held(world: World) -> Iterator[Held]:
-    """Script that answers half of a run's calls and holds the others."""
-    script = Held(free=len(stored_seeds(world.whole)) // 2, full_at=2)
-    with world.scripted(script):
-        yield script
+def world(two_at_a_time: World) -> World:
+    return two_at_a_time
 
 
 def half_done(world: World, held: Held, run: Path, *more: str, **how: object) -> Running:

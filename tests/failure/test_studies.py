@@ -3,12 +3,11 @@
 import os
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from durable import Held, World, opened_world, stored_seeds
-from stages import CHECK_TIMEOUT_S, Ended, Running, Stages
+from durable import Held, World, stored_seeds
+from stages import CHECK_TIMEOUT_S, Ended, Running
 
 from runs.studies.journal import Journal
 from storage.manifest import load_manifest, verify_manifest
@@ -21,19 +20,8 @@ LITTLE = {"pipelines.study.STUDIES": {"little": "little_study"}}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
-    """At most two questions at a time, each with one call in flight, so at most two wait."""
-    folder = tmp_path_factory.mktemp("studied")
-    with opened_world(folder, stages, limits={"max_questions_in_flight": 2}) as opened:
-        yield opened
-
-
-@pytest.fixture
-def held(world: World) -> Iterator[Held]:
-    """Script that answers half of a run's calls and holds the others."""
-    script = Held(free=len(stored_seeds(world.whole)) // 2, full_at=2)
-    with world.scripted(script):
-        yield script
+def world(two_at_a_time: World) -> World:
+    return two_at_a_time
 
 
 def study(world: World, run: Path) -> Running:

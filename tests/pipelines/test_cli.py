@@ -12,12 +12,7 @@ from tiny_dataset import recipe
 from pipelines.cli import parser, run_stage
 from pipelines.proguide import write_proguide
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def branchwise(stage: str, *more: object) -> int:

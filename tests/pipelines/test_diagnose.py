@@ -33,12 +33,7 @@ from storage.records import FreshRollouts, Pair, Rollout, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
 from training.policy_shift import PolicyShift, movement_of
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def branchwise(stage: str, run: Path, *more: object) -> int:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,7 @@ from training.settings import TrainingSettings
 from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 
-pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_and_own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs the tests on one thread and with a separate cache."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread", "shared_cache")]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from tiny_llama import random_llama, write_tiny_folder
 from training_settings import training_settings
 
 from storage.records import Message, Pair
-from training import arguments
 from training import training_run as course
 from training.arguments import in_bfloat16
 from training.curves import curves, read_metrics
@@ -24,21 +22,10 @@ from training.sft import train_on_steps
 from training.training_run import TrainingRun
 from training.tree_attention import enable_packed_forward
 
-pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_and_own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs the tests on one thread, with a separate cache and frequent checkpoints."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "SAVE_STEPS", 2)
-        patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.usefixtures("one_thread", "shared_cache", "frequent_checkpoints"),
+]
 
 
 @pytest.fixture(scope="module")

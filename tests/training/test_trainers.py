@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from training_settings import training_settings
 from agent.reasonrag import ReasonRAG
 from base.errors import ConfigError, StorageError
 from storage.records import Message, Pair
-from training import arguments, export, training_run
+from training import export, training_run
 from training.curves import curves as curves_of
 from training.curves import read_metrics
 from training.examples import StepExample
@@ -30,26 +29,10 @@ from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 from weights.policy_gguf import ensure_gguf
 
-pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "SAVE_STEPS", 2)
-        patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Runs the tests on one thread; for so small a model, more threads are slower."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.usefixtures("one_thread", "shared_cache", "frequent_checkpoints"),
+]
 
 
 @pytest.fixture(scope="module")
