@@ -101,7 +101,7 @@ DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
 PYTEST := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n auto --maxprocesses=4
 BY_FILE := --dist=loadfile
 
-test: $(DEV) ## all tests, then the whole chain on a few questions
+test: $(DEV) ## the tests, then the whole chain on a few questions; vLLM and long crashes have targets of their own
 	$(PYTEST) $(BY_FILE) --ignore=tests/smoke $(ARGS)
 	$(PYTEST) tests/smoke
 
@@ -143,7 +143,7 @@ lint: $(DEV) ## ruff, mypy, import-linter and a check of our prose
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/check_prose.py
 
-bench: $(DEV) ## run all benchmarks
+bench: $(DEV) ## run the benchmarks that need no other server; ARGS="<names>" some of them
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # uv, which you install yourself, writes the hashes of all files of the pinned versions. It lacks the

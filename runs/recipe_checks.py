@@ -198,6 +198,12 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         yield "evaluation.judge does not set a model, and neither does `judge:`; set one"
     if evaluation.set is not None and evaluation.mix:
         yield "evaluation.mix names the question sets: remove evaluation.set"
+    own = "set" if evaluation.set is not None else "mix" if evaluation.mix else None
+    if own is not None and evaluation.split != "test":
+        yield (
+            f"evaluation.split {evaluation.split} is a part of the recipe's own questions, but "
+            f"evaluation.{own} names others: put the split there, or remove evaluation.{own}"
+        )
     for name in evaluation.baselines:
         if name in evaluation.policies:
             yield (

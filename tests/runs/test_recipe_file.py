@@ -120,6 +120,10 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
         ("name: x\nmcts: {kind: chains}\nrewards: {estimator: judge}\n", "scores only answers"),
         ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
         (
+            "name: x\nevaluation: {split: dev, set: {source: atlas}}\n",
+            "evaluation.set names others",
+        ),
+        (
             "name: x\nmcts: {rollout_temperature: 0, rollouts: 2}\n",
             "all 2 rollouts of a",
         ),
