@@ -183,8 +183,8 @@ def _compare(
         return difference
     # If both are equal, the earlier node is called chosen; without `ties` the pair is too narrow.
     (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
-    if chosen.action == "invalid":
-        return "chosen_invalid"
+    if chosen.action == "invalid" or chosen.cut:
+        return "chosen_invalid"  # a training would learn to end where the text was cut
     if not all(_enough(sibling.node, sibling.label, settings) for sibling in (one, other)):
         return "few_outcomes"
     if _is_same(chosen, rejected, settings, whole_reply):

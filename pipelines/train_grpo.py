@@ -99,7 +99,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         **answering(recipe),
         "temperature": recipe.policy.temperature,
     }
-    run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
+    run = open_or_begin(context.run, context.recipe, {"index_digest": retriever.digest})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         previous_target: Path | None = None

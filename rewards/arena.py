@@ -43,7 +43,7 @@ class ArenaSettings(SchemeSettings):
         default=("format", "accuracy", "relevance", "bonus"), min_length=1
     )
     accuracy: Literal["em", "f1"] = "em"
-    partial_relevance: float = Field(default=0.5, ge=0, le=1)
+    partial_relevance: float = Field(default=0.5, ge=0, lt=1)
     bonus: float = Field(default=10.0, ge=0)
 
 

@@ -72,7 +72,9 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
     return tuple(i for text in texts for i in _encoded(text, tokenizer))
 
 
-def target_ids(target: str, tokenizer: Any, stops: tuple[str, ...] = ()) -> tuple[int, ...]:
+def target_ids(
+    target: str, tokenizer: Any, stops: tuple[str, ...] = (), *, cut: bool = False
+) -> tuple[int, ...]:
     """Returns the token ids of a policy's text, including the end-of-turn token.
 
     Args:
@@ -80,9 +82,10 @@ def target_ids(target: str, tokenizer: Any, stops: tuple[str, ...] = ()) -> tupl
         tokenizer: The model's tokenizer.
         stops: Strings at which engines stop generation; a text with such an end gets no
             end-of-turn token.
+        cut: Whether generation ended at the token limit, so before an end-of-turn token.
     """
     ids = _encoded(target, tokenizer)
-    return ids if target.endswith(stops) else (*ids, int(tokenizer.eos_token_id))
+    return ids if cut or target.endswith(stops) else (*ids, int(tokenizer.eos_token_id))
 
 
 def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from annotation.annotator import AnnotatedQuestion
-from base.errors import BranchwiseError, BudgetExceeded, ConfigError
+from base.errors import BranchwiseError, BudgetExceeded, ConfigError, EndpointError
 from base.memory import out_of_memory_message
 from base.terminal_escape import guard_streams
 from base.text import Log
@@ -260,7 +260,9 @@ def work(task: WorkerTask, pipe: Connection, permission: Any, next_index: Any) -
     try:
         asyncio.run(_work(task, pipe, WorkerGate(permission), next_index))
     except BranchwiseError as error:
-        pipe.send(Fault(type(error), str(error)))
+        # Kinds of endpoint errors have further arguments, which the parent does not need.
+        kind = EndpointError if isinstance(error, EndpointError) else type(error)
+        pipe.send(Fault(kind, str(error)))
     except Exception as error:
         said = out_of_memory_message(error)
         why = f"{said}: use fewer --workers" if said else f"\n{traceback.format_exc()}"

@@ -272,7 +272,7 @@ def _curve(finished: Sequence[ScoredRollout]) -> dict[str, float]:
         "reward": [one.rollout.reward for one in finished],
         "em": [row.em for row in rows],
         "f1": [row.f1 for row in rows],
-        "answer_rate": [float(row.prediction is not None) for row in rows],
+        "answer_rate": [float(bool(row.prediction)) for row in rows],
         "format_ok": [float(row.format_ok) for row in rows],
         "policy_tokens": [float(one.rollout.sampled) for one in finished],
         "total_tokens": [float(row.turn_tokens or row.input_tokens) for row in rows],

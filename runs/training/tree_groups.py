@@ -76,7 +76,7 @@ def _groups_of(run: Run, tree: StoredTree, tokenizer: Any) -> list[Group]:
     for node in tree.nodes:
         if node.parent_id == NO_PARENT or node.reward is None:
             continue
-        ids = node.token_ids or target_ids(node.text, tokenizer, protocol.stops)
+        ids = node.token_ids or target_ids(node.text, tokenizer, protocol.stops, cut=node.cut)
         prompt = prompt_ids(protocol.prompt(tree.states[node.parent_id]), tokenizer)
         rollout = Rollout(
             node.question_id, (PolicyCall(StepTokens(prompt, ids)),), node.reward, node.em == 1.0

@@ -103,6 +103,14 @@ def test_a_leaf_needs_only_its_own_outcome() -> None:
     assert pairs == [(2, 1)]
 
 
+def test_a_cut_reply_is_never_chosen() -> None:
+    cut = node(1, "answer", "a").model_copy(update={"cut": True}), Label(0.9, 3)
+    whole = node(2, "answer", "b"), Label(0.2, 3)
+    assert run(cut, whole) == ([], {"chosen_invalid": 1})
+    better = node(2, "answer", "b"), Label(1.0, 3)
+    assert run(cut, better)[0] == [(2, 1)]
+
+
 def test_an_invalid_action_is_dropped_or_rejected_but_never_chosen() -> None:
     invalid, query = (
         (node(1, "invalid", ""), Label(None, 0)),

@@ -251,7 +251,9 @@ def kill_and_resume(whole: Trained, killed: Trained) -> None:
     with pytest.raises(ConfigError, match=r"6 of \d+ evaluation questions were .* trained on"):
         check_no_overlap(workspace.folder / "datasets" / "whole", (), asked)
     kept = existing_run(workspace.folder / "datasets" / "whole").recipe
-    assert kept.agent == load_recipe(workspace.config).agent, "`annotate` would refuse another run"
+    recipe = load_recipe(workspace.config)
+    assert kept.agent == recipe.agent, "`annotate` would refuse another run"
+    assert kept.data.limit == recipe.data.limit, "`annotate` would grow more trees"
     for seam in KILLS:
         before = killed.stored()
         died = killed.run(seam=seam)

@@ -180,6 +180,22 @@ def test_tree_groups_use_the_sampled_tokens_reward_and_em_of_a_node(
         assert one.is_right == (node_id % 2 == 1)
 
 
+def test_tree_groups_add_no_end_of_turn_token_to_a_cut_reply(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(run: Run, table: str) -> Iterator[StoredTree]:
+        for tree in stored_trees(run, table):
+            nodes = [node.model_copy(update={"cut": True}) for node in tree.nodes]
+            yield replace(tree, nodes=nodes)
+
+    monkeypatch.setattr("runs.training.tree_groups.stored_trees", cut)
+    tokenizer = load_tokenizer(packaged_gguf())
+    found = tree_groups(run, "trees", tokenizer)
+    steps = [one.calls[0].tokens.step for _, groups in found for group in groups for one in group]
+    assert steps
+    assert not any(step[-1] == tokenizer.eos_token_id for step in steps)
+
+
 def test_batches_of_trees_draw_every_question_once_before_repeating_any() -> None:
     def rollout(name: str, reward: float) -> Rollout:
         return Rollout(name, (PolicyCall(StepTokens((1,), (2,))),), reward)

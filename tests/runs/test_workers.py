@@ -111,6 +111,17 @@ def test_a_fault_is_logged_once_and_finished_work_is_kept(
     assert verify_manifest(run) == []
 
 
+def test_a_rejected_key_is_reported_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda _: failure(403, "not in your plan")) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        assert branchwise("annotate", config, tmp_path / "run", "--workers", "2") == 1
+    told = capsys.readouterr().out
+    assert "the key in OPENAI_API_KEY cannot access this model" in told
+    assert "Traceback" not in told
+
+
 def test_a_killed_worker_is_reported_and_its_questions_stay_pending(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
