@@ -61,6 +61,7 @@ def trainer_arguments(
         "weight_decay": 0.0,
         "gradient_checkpointing": False,
         "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # would show a loss that is not finite as 0
         "save_strategy": "steps",
         "save_total_limit": 2,
         "report_to": list(training.report_to) or "none",
@@ -114,8 +115,8 @@ def _check_present(reporters: tuple[str, ...]) -> None:
 def one_device(configuration: Any) -> None:
     """Limits a `TrainingArguments` to one GPU per process.
 
-    A packed batch is one sequence, which PyTorch's `DataParallel` would cut. Several processes
-    (`torchrun`) take a batch each.
+    A packed batch is one sequence, which PyTorch's `DataParallel` would cut, and TRL's DPO rejects
+    several GPUs. Several processes (`torchrun`) take a batch each.
     """
     if configuration.n_gpu > 1:
         configuration._n_gpu = 1

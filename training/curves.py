@@ -1,12 +1,13 @@
 """The curve of a training: `metrics.jsonl`, with one JSON line per step, and log messages."""
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from base.errors import StorageError
+from base.errors import StorageError, TrainingError
 from base.plain_json import as_object, parse_json
 from base.safe_files import LOG_BYTES, read_inside
 from base.step_messages import StepMessages
@@ -34,7 +35,8 @@ _LEFT_OUT = ("train_runtime", "train_tokens_per_second")
 def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
     """Returns a trainer callback that writes `target/metrics.jsonl` and lists checkpoints by hash.
 
-    A resumed run replaces the lines of repeated steps.
+    A resumed run replaces the lines of repeated steps. Raises `TrainingError` after a step whose
+    loss or gradient is not finite, before a checkpoint of it is saved.
 
     Args:
         checkpoints: Folder that the trainer saves into.
@@ -64,6 +66,11 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
         ) -> None:
             if "loss" not in logs:
                 return
+            if not all(math.isfinite(logs.get(name, 0.0)) for name in ("loss", "grad_norm")):
+                raise TrainingError(
+                    f"step {state.global_step}: loss or gradient is not finite, so the weights "
+                    "are lost; lower the learning rate and train again"
+                )
             seconds = round(self.before + time.monotonic() - self.started, 2)
             line: dict[str, Any] = {"step": state.global_step, "seconds": seconds}
             for name, value in logs.items():

@@ -26,7 +26,7 @@ def right_trajectories(
     states: Sequence[State],
     prompt: Callable[[State], Sequence[Message]],
 ) -> list[StepExample]:
-    """Returns every step on the way to a leaf whose F1 is 1, once.
+    """Returns every step on the way to a complete leaf whose F1 is 1, once.
 
     Args:
         nodes: Nodes of one tree, in order of `node_id`.
@@ -35,7 +35,7 @@ def right_trajectories(
     """
     wanted: set[int] = set()
     for node in nodes:
-        if node.action == "answer" and node.f1 == 1.0:
+        if node.action == "answer" and node.f1 == 1.0 and not node.cut:
             step = node
             while step.parent_id != NO_PARENT:
                 wanted.add(step.node_id)

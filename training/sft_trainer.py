@@ -33,9 +33,9 @@ def step_trainer(
     """
     pad = pad_id(tokenizer)
     arguments = TrainingArguments(**run.arguments(), include_num_input_tokens_seen="non_padding")
+    one_device(arguments)
     if run.training.packed:
         enable_packed_forward(model)
-        one_device(arguments)
     set_seed(to_uint32(run.seed))  # before the adapter, whose first weights are random
     lora = run.training.lora
     return StepTrainer(

@@ -24,7 +24,13 @@ from training.policy_shift import movement_of
 from training.preference.holdout import HoldoutScore
 from training.report import TrainingReport, finished_training, write_training_record
 from training.settings import TrainingKind, TrainingSettings
-from weights.adapter_chain import check_not_own_start, copy_chain, save_adapter, save_weights
+from weights.adapter_chain import (
+    check_not_own_start,
+    copy_chain,
+    remove_merged_weights,
+    save_adapter,
+    save_weights,
+)
 from weights.policy_files import load_policy, policy_digest, policy_files, tokenizer_of
 
 Example = TypeVar("Example", bound=Sized)
@@ -160,6 +166,7 @@ class TrainingRun:
             save_weights(model, tokenizer_of(policy_files(self.start).base), self.target)
             return ".", []
         written = copy_chain(self.start, self.target)
+        remove_merged_weights(self.target)
         save_adapter(model, self.target)
         return written
 

@@ -75,6 +75,12 @@ def save_adapter(model: Any, target: Path) -> None:
     atomic_write_json(path, config | {"base_model_name_or_path": None})
 
 
+def remove_merged_weights(target: Path) -> None:
+    """Removes exported weights of a policy folder, which would be those of an earlier adapter."""
+    for weights in target.glob("model*.safetensors*"):
+        weights.unlink()
+
+
 def save_weights(model: Any, tokenizer: Any, target: Path) -> None:
     """Writes `model` and its tokenizer as a policy folder with merged weights, as they are.
 

@@ -20,8 +20,11 @@ def test_right_trajectories_hold_only_the_steps_to_right_answers() -> None:
         a_node(node_id=2, parent_id=0, text="<query>wrong</query>"),
         a_node(node_id=3, parent_id=1, action="answer", text="<answer>a</answer>", f1=1.0),
         a_node(node_id=4, parent_id=1, action="answer", text="<answer>b</answer>", f1=0.5),
+        a_node(
+            node_id=5, parent_id=2, action="answer", text="<answer>a</answer> and", f1=1.0, cut=True
+        ),
     ]
-    states = [State(f"state {n}") for n in range(5)]
+    states = [State(f"state {n}") for n in range(6)]
     examples = right_trajectories(nodes, states, lambda s: (Message("user", s.question),))
     assert [(e.messages[0].content, e.target) for e in examples] == [
         ("state 0", "<query>right</query>"),

@@ -198,6 +198,21 @@ def test_a_decomposition_sets_the_hop_order_and_fills_in_earlier_answers(
     assert (last.passage_id, last.queries[0]) == ("peru", "Money of Peru?")
 
 
+@pytest.mark.parametrize("listed", [("where", "money"), ("money", "where")])
+def test_passages_of_one_title_belong_to_the_step_whose_answer_they_state(
+    listed: tuple[str, ...],
+) -> None:
+    passages = {
+        "where": Passage(id="where", title="Lima", text="Lima is a city in Peru."),
+        "money": Passage(id="money", title="Lima", text="Lima pays with the Sol."),
+    }
+    steps = [{**STEPS[0]}, {**STEPS[1], "support_title": "Lima"}]
+    question = a_question(
+        answers=("Sol",), supporting_ids=listed, hops=2, extra={"decomposition": steps}
+    )
+    assert [hop.passage_id for hop in hops_of(question, passages)] == ["where", "money"]
+
+
 def test_a_later_hop_is_queried_by_the_title_found_in_the_previous_hop() -> None:
     question = a_question(
         question="What money is used where Lima is?",

@@ -13,7 +13,7 @@ from tiny_llama import write_tiny_folder, write_tiny_gguf
 from training_settings import training_settings
 
 from agent.reasonrag import ReasonRAG
-from base.errors import ConfigError, StorageError
+from base.errors import ConfigError, StorageError, TrainingError
 from storage.records import Message, Pair
 from training import export, training_run
 from training.curves import curves as curves_of
@@ -107,6 +107,15 @@ def test_the_smallest_and_the_largest_seed_train(seed: int, base: str, tmp_path:
     assert json.loads((target / "training.json").read_text())["seed"] == seed
 
 
+def test_a_new_training_removes_the_exported_weights_of_an_earlier_one(
+    base: str, tmp_path: Path
+) -> None:
+    warm_start(steps(4), supervised(base), target=tmp_path, seed=0)
+    (tmp_path / "model.safetensors").write_bytes(b"exported")
+    warm_start(steps(4), supervised(base), target=tmp_path, seed=1)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_an_example_with_weight_zero_has_no_loss(base: str, tmp_path: Path) -> None:
     silent = [
         StepExample(e.messages, e.target, e.question_id, e.stage, weight=0.0) for e in steps(4)
@@ -143,6 +152,20 @@ def test_a_resumed_training_equals_the_uninterrupted_one(
 
 
 @pytest.mark.parametrize("kind", ["warm-start", "dpo"])
+def test_a_diverged_training_is_an_error_without_a_model(
+    kind: str, base: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match="not finite"):
+        if kind == "dpo":
+            settings = preference(lr=1e30)
+            train_dpo(TrainingRun("dpo", settings, base, tmp_path, 0), pairs(16))
+        else:
+            warm_start(steps(16), supervised(base, lr=1e30), target=tmp_path, seed=0)
+    assert not (tmp_path / "training.json").exists() and not (tmp_path / "adapter").exists()
+    assert all(math.isfinite(line["loss"]) for line in read_metrics(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["warm-start", "dpo"])
 def test_a_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
     kind: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +185,8 @@ def test_a_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
     train(killed)
     assert len(losses(whole)) == 8
     assert losses(killed) == losses(whole)
+    read = [[line["tokens"] for line in read_metrics(one)] for one in (killed, whole)]
+    assert read[0] == read[1] and read[0][-1] > read[0][0] > 0
 
 
 def _killed_at(step: int) -> Any:

@@ -53,9 +53,9 @@ def pair_trainer(
         for p, n in ((p, len(p)) for p in pairs)
     ]
     given: dict[str, Any] = {}
+    one_device(configuration)
     if training.packed:
         enable_packed_forward(model)
-        one_device(configuration)
         given["data_collator"] = PackedPairs(pad_id(tokenizer))
     return PairTrainer(
         packed=training.packed,
@@ -141,6 +141,8 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         given = inputs
+        # TRL counts from 0 after a resume; the checkpoint keeps the trainer's own count.
+        self._total_train_tokens = max(self._total_train_tokens, self.state.num_input_tokens_seen)
         if self.reference_free:
             nothing = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
             inputs = inputs | {"ref_chosen_logps": nothing, "ref_rejected_logps": nothing}
@@ -150,6 +152,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
                 inputs["tree_tokens"].numel() - inputs["attention_mask"].sum()
             )
         loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.state.num_input_tokens_seen = self._total_train_tokens
         self._metrics["train"]["kl"].append(self._divergence(model, given))
         return loss
 

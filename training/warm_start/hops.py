@@ -126,12 +126,24 @@ def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:
     MuSiQue's own order of sub-questions replaces this guess. A one-hop question needs only one
     passage (PopQA also lists the passage of the answer itself).
     """
-    titles = [str(step.get("support_title")) for step in _decomposition(question)]
-    if titles and all(passage.title in titles for passage in gold):
-        return sorted(gold, key=lambda passage: titles.index(passage.title))
+    steps = _decomposition(question)
+    titles = {step.get("support_title") for step in steps}
+    if steps and all(passage.title in titles for passage in gold):
+        return _in_order_of(steps, gold)
     if question.hops == 1:
         return sorted(gold, key=lambda passage: _rank(question, passage))[:1]
     return sorted(gold, key=lambda passage: _place(question, passage))
+
+
+def _in_order_of(steps: Sequence[Mapping[str, str]], gold: Sequence[Passage]) -> list[Passage]:
+    """Returns for each step a passage of its title; of several, one that states its answer."""
+    left, ordered = list(gold), []
+    for step in steps:
+        if own := [passage for passage in left if passage.title == step.get("support_title")]:
+            found = max(own, key=lambda passage: holds_phrase(passage.text, str(step["answer"])))
+            left.remove(found)
+            ordered.append(found)
+    return [*ordered, *left]
 
 
 def _decomposition(question: Question) -> list[Mapping[str, str]]:
