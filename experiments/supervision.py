@@ -151,11 +151,14 @@ def in_search_r1(runner: StudyRunner, start: Path) -> StudyRunner:
     settings = {
         "name": runner.context.run.name,
         "seed": recipe.seed,
-        "data.limit": recipe.data.limit,
+        "data": recipe.data.model_dump(mode="json"),
+        "retrieval.kind": recipe.retrieval.kind,
         "policy.model": str(model_folder(start, "warm-start")),
         **{f"policy.{key}": getattr(recipe.policy, key) for key in ENGINE},
         "limits": recipe.limits.model_dump(mode="json"),
         "training.precision": recipe.training.precision,
+        "training.lora": recipe.training.lora and recipe.training.lora.model_dump(mode="json"),
+        "training.warm_start.base": recipe.training.warm_start.base,
         "training.grpo": recipe.training.grpo.model_dump(mode="json"),
     }
     recipe = load_recipe(Path("configs", f"{SEARCH_R1}.yaml"), overrides(settings)[1::2])

@@ -7,6 +7,7 @@ memory.
 import json
 from collections import Counter
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,16 @@ def failures(run: Path) -> list[dict[str, Any]]:
 
 
 def trainings(models: Path) -> dict[str, list[dict[str, Any]]]:
-    """Returns the curve of each training in the run's model folder, by name."""
+    """Returns the curve of each training in the run's model folder, by name.
+
+    Values that are not finite are None, because JSON has none.
+    """
     found = {}
     for file in sorted(models.glob(f"*/{METRICS}")):
-        lines = read_metrics(file.parent)
+        lines = [
+            {name: x if x is not None and isfinite(x) else None for name, x in line.items()}
+            for line in read_metrics(file.parent)
+        ]
         step = max(1, -(-len(lines) // MOST_POINTS))
         found[file.parent.name] = [*lines[::step], *lines[-1:]] if step > 1 else lines
     return found

@@ -113,12 +113,14 @@ class Gate:
     Attributes:
         limits: Limits. Tokens and dollars include the run's earlier attempts and stages; hours
             count this attempt only.
+        on_interrupt: Callback for the first stop signal; a signal handler calls it.
         reason: Reason that the gate closed; None while it is open.
     """
 
     limits: LimitSettings
     spent: Callable[[], Totals] = Totals
     log: Log = lambda text: None
+    on_interrupt: Callable[[], None] = lambda: None
     started: float = field(default_factory=time.monotonic)
     reason: str | None = None
     interrupted: bool = False
@@ -186,6 +188,7 @@ class Gate:
             nonlocal signals
             signals, self.interrupted = signals + 1, True
             if signals == 1:
+                self.on_interrupt()
                 _call_soon(lambda: self.log(STOPPING))
             elif signals == 2:
                 _call_soon(abort_once)

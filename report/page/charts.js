@@ -59,7 +59,7 @@ show("training-charts", Object.entries(facts.trainings).flatMap(([model, lines])
       height: 200, y: { grid: true, label: name }, marks: [Plot.line(rows, { x: "step", y: name, stroke: "var(--high)", marker: rows.length < 60 })] })))));
 
 show("evaluation-charts", facts.evaluations.map((one) => h("article", {}, h("h3", {}, one.name), h("div", { class: "columns" },
-  chart("Exact match", "Percent, with a 95 % interval.", one.rows.map((row) => ({ policy: row.policy, em: 100 * row.em, low: 100 * row.low, high: 100 * row.high })), (rows) => draw({
+  chart("Exact match", "Percent, with a 95 % interval.", one.rows.filter((row) => row.em !== null).map((row) => ({ policy: row.policy, em: 100 * row.em, low: 100 * row.low, high: 100 * row.high })), (rows) => draw({
     marginLeft: 120, height: 50 + 32 * rows.length, x: { grid: true, label: "EM (%)", domain: [0, Math.max(10, ...rows.map((row) => row.high))] }, y: { label: null, domain: rows.map((row) => row.policy) },
     marks: [Plot.ruleY(rows, { y: "policy", x1: "low", x2: "high", strokeWidth: 2 }), Plot.dot(rows, { y: "policy", x: "em", fill: "var(--high)", r: 6 })] })),
   h("div", {}, table({ policy: (row) => row.policy, "EM %": (row) => percent(row.em), "F1 %": (row) => percent(row.f1), "cover-EM %": (row) => percent(row.cover_em), questions: (row) => row.n, failed: (row) => row.failed, searches: (row) => row.searches, "invalid %": (row) => percent(row.invalid) }, one.rows),

@@ -27,6 +27,7 @@ const pairView = {
     this.row = row;
     markCurrent(document.getElementById("pair-list"), row);
     const pair = (await blob(`pairs-${row.blob}`))[row.place];
+    if (this.row !== row) return;  // another one was opened meanwhile
     const tree = treeView.index.find((one) => one.tree === pair.tree_id);
     document.getElementById("pair").replaceChildren(
       h("h3", {}, pair.question), h("p", {}, `Gold answer: ${pair.answers.join(" | ") || "none"}`),

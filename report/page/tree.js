@@ -73,6 +73,7 @@ const treeView = {
     this.row = row;
     markCurrent(document.getElementById("tree-list"), row);
     const tree = (await blob(`trees-${row.blob}`))[row.place];
+    if (this.row !== row) return;  // another one was opened meanwhile
     this.tree = tree.byId ? tree : prepare(tree);
     this.folded.clear(); this.unfolded.clear();
     document.getElementById("tree-title").textContent = tree.question;

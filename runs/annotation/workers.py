@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
@@ -140,10 +140,15 @@ class WorkerPool:
         # Only the parent commits parts, and only workers write calls. An EOF with a non-zero exit
         # code is a crash: its questions stay pending.
         faults: list[Fault] = []
-        async with self._at_work() as messages, _watching(gate, self._forbid):
+        finished = 0
+        gate.on_interrupt = lambda: self._forbid(NO_QUESTIONS)
+        if gate.interrupted:
+            self._forbid(NO_QUESTIONS)
+        async with self._at_work() as messages:
             async for pipe, message in messages:
                 match message:
                     case AnnotatedQuestion():
+                        finished += 1
                         yield message
                     case Report():
                         self._reports[pipe] = message
@@ -163,6 +168,8 @@ class WorkerPool:
                         self._forbid(NO_QUESTIONS)
         if faults:
             raise faults[0].kind(faults[0].text)
+        if finished < len(self._task.pending):
+            gate.closed()  # sets `gate.reason` after a stop signal
 
     def _forbid(self, permission: int) -> None:
         self._permission.value = max(self._permission.value, permission)
@@ -192,22 +199,6 @@ class WorkerPool:
         process.start()
         theirs.close()  # or `ours` would never reach EOF
         self._processes[ours] = process
-
-
-@asynccontextmanager
-async def _watching(gate: Gate, forbid: Callable[[int], None]) -> AsyncGenerator[None, None]:
-    async def watch() -> None:
-        while not gate.interrupted:  # noqa: ASYNC110  (set by a signal handler)
-            await asyncio.sleep(REPORT_EVERY_S)
-        gate.closed()  # sets `gate.reason`
-        forbid(NO_QUESTIONS)
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
 
 
 async def _messages(

@@ -239,6 +239,8 @@ def test_search_r1_changes_the_protocol_but_not_questions_and_budget(
     changed = {
         "seed": 3,
         "data.limit": 7,
+        "data.skip": 5,
+        "training.warm_start.base": "models/another",
         "policy.precision": "q8_0",
         "policy.engine": "vllm",
         "policy.server_args": ["--max-num-seqs", "8"],
@@ -250,7 +252,8 @@ def test_search_r1_changes_the_protocol_but_not_questions_and_budget(
     own = replace(runner, context=replace(runner.context, recipe=recipe))
     found = supervision.in_search_r1(own, Path("datasets/start")).recipe
     assert found.agent.protocol == "search-r1"
-    assert (found.seed, found.data.limit) == (3, 7)
+    assert (found.seed, found.data) == (3, recipe.data)
+    assert found.training.warm_start.base == "models/another"
     assert found.policy.model == "models/start/warm-start"
     assert (found.policy.precision, found.training.precision) == ("q8_0", "bfloat16")
     assert (found.policy.engine, found.limits.max_concurrency) == ("vllm", 100)

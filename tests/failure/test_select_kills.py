@@ -81,6 +81,7 @@ def test_a_killed_selection_resumes_to_the_same_labels(
     run = tmp_path / "run"
     killed = rating.select(run, seam=seam)
     assert killed.code == -signal.SIGKILL, killed.said
+    rating.endpoint.settle()
     held, before = stored_seeds(run), len(rating.endpoint.requests)
     assert verify_manifest(run) == []
     resumed = rating.select(run, "--json")

@@ -63,6 +63,7 @@ def test_the_first_signal_drains_workers(
     run = tmp_path / "run"
     running = half_done(world, held, run, "--workers", "2")
     os.kill(running.pid, signum)
+    running.says("stopping: calls in flight will finish")
     held.release()
     stopped = running.ended()
     assert stopped.code == 130, stopped.said

@@ -76,6 +76,7 @@ class World:
 
         The endpoint's list of requests shows that no stored call is repeated.
         """
+        self.endpoint.settle()
         held, lately = stored_seeds(run), self.seeds[self._begun :]
         before = len(self.seeds)
         assert not run.exists() or verify_manifest(run) == []

@@ -152,6 +152,19 @@ class FakeEndpoint:
             if connection.transport is not None:
                 connection.transport.abort()
 
+    def settle(self) -> None:
+        """Waits until all connections are closed, so all requests of a dead client are listed.
+
+        Call it from another thread than the endpoint's.
+        """
+
+        async def closed() -> None:
+            assert self._runner.server is not None
+            while self._runner.server.connections:  # noqa: ASYNC110  (aiohttp has no such event)
+                await asyncio.sleep(0.01)
+
+        asyncio.run_coroutine_threadsafe(closed(), self.loop).result(60)
+
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,6 +148,18 @@ class Running:
         """Lets the stage begin."""
         self.stages.send("go")
         return self
+
+    def says(self, text: str) -> None:
+        """Waits until the stage has printed a text.
+
+        Raises:
+            TimeoutError: If it does not within the time of a check.
+        """
+        latest = time.monotonic() + CHECK_TIMEOUT_S
+        while text not in self._said():
+            if time.monotonic() > latest:
+                raise TimeoutError(f"the stage did not print {text!r}; it said: {self._said()}")
+            time.sleep(0.01)
 
     def ended(self) -> Ended:
         """Waits for the end and returns it; kills a stage that hangs, and raises."""

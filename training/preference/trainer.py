@@ -118,6 +118,8 @@ class PackedPairs:
 class PairTrainer(DPOTrainer):  # type: ignore[misc]
     """DPO on tokenised pairs; logs the distance to the start."""
 
+    _total_train_tokens: int  # of TRL
+
     def __init__(self, *, packed: bool, reference_free: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.packed = packed
