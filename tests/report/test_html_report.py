@@ -13,7 +13,7 @@ from report_run import HOSTILE, a_run_with_report
 from sample_records import a_node
 from tiny_dataset import QUESTIONS
 
-from report.facts import distributions
+from report.facts import distributions, trainings
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
 from storage.schemas import TREES, rows_to_table
@@ -38,6 +38,16 @@ def json_of(page: str, name: str) -> Any:
 def blobs_of(page: str, kind: str) -> list[Any]:
     found = re.findall(rf'<script type="text/plain" id="{kind}-\d+">(.*?)</script>', page)
     return [json.loads(gzip.decompress(base64.b64decode(blob))) for blob in found]
+
+
+def test_values_of_a_curve_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "dpo").mkdir()
+    curve = '{"step": 1, "loss": 0.5, "kl": NaN}\n{"step": 2, "loss": Infinity, "kl": null}\n'
+    (tmp_path / "dpo" / "metrics.jsonl").write_text(curve)
+    assert trainings(tmp_path)["dpo"] == [
+        {"step": 1, "loss": 0.5, "kl": None},
+        {"step": 2, "loss": None, "kl": None},
+    ]
 
 
 def test_every_tree_and_pair_is_in_the_report(run: Path) -> None:
