@@ -105,7 +105,7 @@ def pairs_of(run: Path) -> Blobs:
 
 
 def _questions(run: Path) -> dict[str, dict[str, Any]]:
-    kept = ["question_id", "question", "answers", "type", "hops"]
+    kept = ["question_id", "question", "answers", "answerable", "type", "hops"]
     return {row["question_id"]: row for row in read_parts(run, "questions", kept).to_pylist()}
 
 
@@ -130,6 +130,7 @@ def _listed(
     return {
         "question": question["question"],
         "answers": question["answers"],
+        "answerable": question["answerable"],
         "type": question["type"],
         "hops": question["hops"],
         "nodes": len(nodes) - 1,

@@ -38,6 +38,13 @@ function outcome(node) {
   return `${right} of ${answers.length} answers reached from it ${right === 1 ? "is" : "are"} right (${texts.map(([text, n]) => (n > 1 ? `“${text}” ×${n}` : `“${text}”`)).join(", ")})`;
 }
 
+const OUTCOMES = { right: "right answer found", wrong: "only wrong answers", open: "no finished trajectory", unanswerable: "unanswerable" };
+
+function outcomeOf(row) {
+  if (!row.answerable) return "unanswerable";
+  return row.right ? "right" : row.searched ? "wrong" : "open";
+}
+
 function whyPreferred(tree, pair) {
   const chosen = tree.byId.get(pair.chosen_node), rejected = tree.byId.get(pair.rejected_node);
   return [`Step ${chosen.node_id} is preferred over step ${rejected.node_id}: reward ${number(chosen.reward)} against ${number(rejected.reward)}, gap ${number(pair.reward_gap)}.`,
@@ -60,11 +67,10 @@ const treeView = {
 
   list() {
     const [text, wanted, pairs] = ["tree-search", "tree-outcome", "tree-pairs"].map((id) => document.getElementById(id).value);
-    const is = { "": () => true, right: (row) => row.right, wrong: (row) => !row.right && row.searched, open: (row) => !row.right && !row.searched };
     const has = { "": () => true, some: (row) => row.pairs > 0, none: (row) => row.pairs === 0 };
-    const rows = this.index.filter((row) => row.question.toLowerCase().includes(text.toLowerCase()) && is[wanted](row) && has[pairs](row));
+    const rows = this.index.filter((row) => row.question.toLowerCase().includes(text.toLowerCase()) && ["", outcomeOf(row)].includes(wanted) && has[pairs](row));
     const list = document.getElementById("tree-list");
-    const label = (row) => [row.question, h("small", {}, `${row.right ? "right answer found" : row.searched ? "only wrong answers" : "unfinished"} · ${row.nodes} steps · ${row.pairs} pairs`)];
+    const label = (row) => [row.question, h("small", {}, `${OUTCOMES[outcomeOf(row)]} · ${row.nodes} steps · ${row.pairs} pairs`)];
     document.getElementById("tree-count").textContent = fillList(list, rows, label, (row) => this.open(row, true));
     markCurrent(list, this.row);
   },

@@ -106,11 +106,20 @@ def test_filters_and_search_narrow_the_list(page: Page) -> None:
     expect(page.locator("#tree-list button")).to_have_count(1)
     page.locator("#tree-search").fill("")
     expect(page.locator("#tree-list button")).to_have_count(6)
-    for option, count in (("right", "row.right"), ("wrong", "!row.right && row.searched")):
+    for option, count in (
+        ("right", "row.right"),
+        ("wrong", "row.answerable && !row.right && row.searched"),
+        ("unanswerable", "!row.answerable"),
+    ):
         page.locator("#tree-outcome").select_option(option)
         matching = page.evaluate(f"treeView.index.filter((row) => {count}).length")
         expect(page.locator("#tree-list button")).to_have_count(matching)
     page.locator("#tree-outcome").select_option("")
+
+
+def test_a_refused_unanswerable_question_is_not_listed_as_wrong(page: Page) -> None:
+    row = "{answerable: false, right: false, searched: true}"
+    assert page.evaluate(f"outcomeOf({row})") == "unanswerable"
 
 
 def test_a_pair_links_to_its_tree(page: Page) -> None:
