@@ -1,7 +1,6 @@
 """Exact search by inner product over memory-mapped vectors, through faiss."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +36,6 @@ def build_dense(
         messages.report(start + len(chunk))
     if isinstance(vectors, np.memmap):
         vectors.flush()
-    (folder / "encoder.json").write_text(json.dumps({"identity": encoder.identity}) + "\n")
 
 
 class DenseRetriever:

@@ -24,14 +24,12 @@ class StepExample:
         messages: Prompt in the protocol's form.
         target: Text of the policy, without special tokens.
         stage: Stage of the step.
-        weight: Weight of its loss; ≥ 0.
     """
 
     messages: tuple[Message, ...]
     target: str
     question_id: str
     stage: str
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,6 @@ class TokenExample:
 
     prompt: tuple[int, ...]
     target: tuple[int, ...]
-    weight: float = 1.0
     question_id: str = ""
 
     def __len__(self) -> int:
@@ -60,7 +57,6 @@ def tokenise(
         TokenExample(
             prompt_ids(example.messages, tokenizer),
             target_ids(example.target, tokenizer, stops),
-            example.weight,
             example.question_id,
         )
         for example in examples

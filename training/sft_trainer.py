@@ -42,16 +42,13 @@ def step_trainer(
         together=together,
         model=model if lora is None else get_peft_model(model, lora_config(lora)),
         args=arguments,
-        train_dataset=[
-            {"input_ids": [*t.prompt, *t.target], "labels": t.labels, "weight": t.weight}
-            for t in tokens
-        ],
+        train_dataset=[{"input_ids": [*t.prompt, *t.target], "labels": t.labels} for t in tokens],
         data_collator=PackedSteps(pad) if run.training.packed else LeftPadding(pad),
     )
 
 
 class StepTrainer(Trainer):  # type: ignore[misc]
-    """Weighted cross-entropy, computed for the last positions only.
+    """Cross-entropy, computed for the last positions only.
 
     Args:
         together: Key of every example; examples of one key follow each other. None orders them by
@@ -86,7 +83,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         # Only the last `last + 1` logits are computed. Padded rows are padded on the left, so
         # every target ends at the last column. Packed rows are 1 + longest step wide, so `last
         # + 1` is the whole row. In both, logits[:, :-1] predict labels[:, -last:].
-        labels, weights = inputs.pop("labels"), inputs.pop("weights")
+        labels = inputs.pop("labels")
         last = int((labels != IGNORED).sum(dim=1).max())
         output = model(**inputs, logits_to_keep=last + 1, use_cache=False)
         losses = torch.nn.functional.cross_entropy(
@@ -94,10 +91,10 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             labels[:, -last:].flatten(),
             ignore_index=IGNORED,
             reduction="none",
-        ).view(len(labels), last)
+        )
         # Target tokens of the whole step, so that its micro-batches add up to one mean.
         items = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        loss = (losses * weights[:, None]).sum() / items
+        loss = losses.sum() / items
         return (loss, output) if return_outputs else loss
 
 
@@ -108,15 +105,10 @@ class PackedSteps:
         self.pad = pad
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Builds a batch with `labels` of shape (batch, 1 + longest step) and `weights`
-        (batch,).
-        """
+        """Builds a batch with `labels` of shape (batch, 1 + longest step)."""
         batch = packed_batch([_row(row["input_ids"], row["labels"]) for row in rows], self.pad)
         said = batch.pop("completion_mask")
-        return batch | {
-            "labels": batch["input_ids"].masked_fill(said == 0, IGNORED),
-            "weights": torch.tensor([float(row["weight"]) for row in rows]),
-        }
+        return batch | {"labels": batch["input_ids"].masked_fill(said == 0, IGNORED)}
 
 
 def _row(ids: Sequence[int], labels: Sequence[int]) -> StepTokens:
@@ -132,7 +124,7 @@ class LeftPadding:
         self.pad = pad
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Returns tensors of shape (batch, longest); `weights` (batch,)."""
+        """Returns tensors of shape (batch, longest)."""
         longest = max(len(row["input_ids"]) for row in rows)
 
         def padded(name: str, filler: int) -> Any:
@@ -143,5 +135,4 @@ class LeftPadding:
             "input_ids": padded("input_ids", self.pad),
             "attention_mask": torch.tensor(mask),
             "labels": padded("labels", IGNORED),
-            "weights": torch.tensor([float(row["weight"]) for row in rows]),
         }

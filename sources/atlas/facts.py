@@ -36,7 +36,7 @@ class Country:
 
 @dataclass(frozen=True, slots=True)
 class City:
-    """A populated place of at least 15,000 people; degrees north and east."""
+    """A populated place of at least 15,000 people; latitude in degrees north."""
 
     id: int
     name: str
@@ -44,7 +44,6 @@ class City:
     population: int
     time_zone: str
     latitude: float
-    longitude: float
 
 
 @dataclass(frozen=True)
@@ -119,5 +118,4 @@ def _city(raw: dict[str, object]) -> City:
         population=int(str(raw["population"])),
         time_zone=str(raw["timezone"]),
         latitude=float(str(raw["latitude"])),
-        longitude=float(str(raw["longitude"])),
     )

@@ -155,7 +155,6 @@ def test_packed_supervised_training_has_the_curve_of_the_padded_one(
             f"<query>number {'and ' * (i % 3)}{i}</query>",
             str(i),
             "reasoning",
-            weight=1.0 + i % 2,
         )
         for i in range(8)
     ]

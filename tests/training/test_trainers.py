@@ -116,14 +116,6 @@ def test_a_new_training_removes_the_exported_weights_of_an_earlier_one(
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_an_example_with_weight_zero_has_no_loss(base: str, tmp_path: Path) -> None:
-    silent = [
-        StepExample(e.messages, e.target, e.question_id, e.stage, weight=0.0) for e in steps(4)
-    ]
-    warm_start(silent, supervised(base), target=tmp_path, seed=0)
-    assert losses(tmp_path) == [0.0]
-
-
 def test_a_resumed_training_equals_the_uninterrupted_one(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
