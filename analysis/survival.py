@@ -40,14 +40,18 @@ def fresh_value(rolled: FreshRollouts, answers: Sequence[str], worth: Worth) -> 
 def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
     """Returns the fresh value of the chosen side minus that of the rejected one, in [−1, 1].
 
-    It lacks the bias of a label's gap, which is above 0 by selection. None if a side was not rolled
-    out, or all its rollouts do not count.
+    It lacks the bias of a label's gap, which is above 0 by selection. An invalid side is worth 0,
+    as in its label. None if another side was not rolled out, or all its rollouts do not count.
     """
-    values = []
-    for node in (pair.chosen_node, pair.rejected_node):
+
+    def value(node: int, action: str) -> float | None:
+        if action == "invalid":
+            return 0.0
         rolled = fresh.get((pair.tree_id, node))
-        values.append(fresh_value(rolled, pair.answers, worth) if rolled is not None else None)
-    chosen, rejected = values
+        return None if rolled is None else fresh_value(rolled, pair.answers, worth)
+
+    chosen = value(pair.chosen_node, pair.chosen_action)
+    rejected = value(pair.rejected_node, pair.rejected_action)
     return None if chosen is None or rejected is None else chosen - rejected
 
 
@@ -116,7 +120,7 @@ def _outcomes(pair: Pair) -> str:
 
 
 def _gap(pair: Pair) -> str:
-    return next(name for most, name in _GAPS if pair.reward_gap <= most)
+    return next(name for most, name in _GAPS if abs(pair.reward_gap) <= most)
 
 
 _OUTCOMES = ((0, "0"), (1, "1"), (3, "2–3"), (7, "4–7"), (math.inf, "8 or more"))

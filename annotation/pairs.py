@@ -5,6 +5,7 @@ remaining pairs are filtered. A control experiment (`pairs.order: shuffled`) the
 random pairs, so it keeps the same pairs.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -181,6 +182,8 @@ def _compare(
     difference = _difference(one, other, settings)
     if isinstance(difference, str):
         return difference
+    if math.isclose(difference, 0.0, abs_tol=1e-9):  # two sums of the same numbers in another order
+        difference = 0.0
     # If both are equal, the earlier node is called chosen; without `ties` the pair is too narrow.
     (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
     if chosen.action == "invalid" or chosen.cut:
@@ -211,10 +214,11 @@ def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettin
     """Returns the reason the settings exclude such a pair, or None."""
     actions, ratio = settings.actions, settings.max_length_ratio
     most_alike = settings.max_similarity
-    if actions is not None and not {chosen.action, rejected.action} <= set(actions):
-        return "other_action"
-    if settings.same_action and chosen.action != rejected.action:
-        return "unlike_actions"
+    if rejected.action != "invalid":  # `settings.invalid` decides on those
+        if actions is not None and not {chosen.action, rejected.action} <= set(actions):
+            return "other_action"
+        if settings.same_action and chosen.action != rejected.action:
+            return "unlike_actions"
     if ratio is not None and not _has_similar_length(chosen, rejected, ratio):
         return "unlike_lengths"
     if most_alike is not None and chosen.action == rejected.action:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from agent.state import State
 from annotation.grower import GrownTree
 from annotation.pairs import SiblingPair
@@ -54,6 +56,11 @@ def tree_rows(question: Question, grown: GrownTree, provenance: Provenance) -> l
     return [_tree_row(question, grown, node, identity, provenance) for node in grown.tree.nodes]
 
 
+def _as_stored(score: float | None) -> float | None:
+    """Returns a score as the table keeps it, so that stored trees have the labels of grown ones."""
+    return None if score is None else float(np.float32(score))
+
+
 def _tree_row(
     question: Question,
     grown: GrownTree,
@@ -85,7 +92,7 @@ def _tree_row(
         token_ids=step.token_ids if step else None,
         visits=node.visits,
         value=node.value_sum / node.scored_visits if node.scored_visits else None,
-        judge_score=evaluation.judge_score,
+        judge_score=_as_stored(evaluation.judge_score),
         judge_text=evaluation.judge_text,
         rollouts=evaluation.rollouts,
         iteration=node.iteration,

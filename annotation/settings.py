@@ -39,6 +39,7 @@ class PairSettings(Settings):
             If the reward depends on the whole text (ARENA, R1-Searcher, Eval-RAR), the texts are
             compared instead.
         invalid: Whether pairs with an invalid action on the rejected side (label 0) are dropped.
+            The filters `actions` and `same_action` do not apply to these pairs.
         actions: Allowed actions of both sides. Unset: any.
         same_action: Whether both sides must have the same kind of action. Whether to search or to
             answer is the one choice that all questions share, so a few pairs about it, all in the

@@ -119,7 +119,7 @@ def _add_option(one: argparse.ArgumentParser, option: Parameter) -> None:
     if kind is bool:
         how["action"] = "store_true"
     elif kind is int:
-        how |= {"type": _positive_int, "metavar": "N"}
+        how |= {"type": _count if option.default == 0 else _positive_int, "metavar": "N"}
     elif kind == tuple[int, ...]:
         how |= {"type": _seed, "nargs": "+"}
     elif kind == tuple[str, ...]:
@@ -133,6 +133,10 @@ def _add_option(one: argparse.ArgumentParser, option: Parameter) -> None:
     else:
         flag = f"--{option.name.replace('_', '-')}"
         one.add_argument(flag, required="default" not in how, **how)
+
+
+def _count(text: str) -> int:
+    return 0 if text == "0" else _positive_int(text)
 
 
 def _positive_int(text: str) -> int:

@@ -23,7 +23,7 @@ from runs.cost_bounds import rollout_cost
 from runs.costs import RATING_CALLS, CostEstimate, estimate_from_run, log_costs
 from runs.evaluation.difficulty_rating import deciding_digest, rate_questions, row_digest
 from runs.factories import open_index
-from runs.folder import Run, check_run_folder, open_run
+from runs.folder import Run, check_run_folder, open_or_begin
 from runs.preflight import log_notes, model_files, require, servers
 from runs.progress import Progress
 from runs.recipe import Recipe
@@ -58,7 +58,8 @@ def select(context: StageContext) -> StageResult:
     if pending:
         require(servers(rater))
     retriever = retriever or open_index(recipe, data.passages, context.log)
-    run = open_run(context.run, recipe, {"data": data.notes})
+    # The run may hold trees of another number of questions, which its recipe must keep.
+    run = open_or_begin(context.run, recipe, {"data": data.notes})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("select", len(data.questions), spent=ledger.totals)

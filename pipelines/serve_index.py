@@ -39,7 +39,7 @@ def serve_index(
     retriever = open_index(context.recipe, passages, context.log)
     try:
         url = asyncio.run(_serve(context, retriever, host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     return StageResult({"url": url, "passages": len(passages)})
 

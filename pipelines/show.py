@@ -36,7 +36,9 @@ def show(context: StageContext, what: What = "") -> StageResult:
         for pair in pairs:
             console.print(pair_text(pair, console.width))
         return StageResult({"pairs": [pair["pair_id"] for pair in pairs]})
-    name, _, step = what.rpartition(":") if what.rpartition(":")[2].isdecimal() else (what, "", "")
+    name, _, step = what.rpartition(":")
+    if asked or not name or not step.isdecimal():
+        name, step = what, ""
     found = rows(run.folder, _QUESTIONS + " AND question_id = ?", name) or rows(
         run.folder, _QUESTIONS + " AND contains(lower(question), lower(?))", name
     )

@@ -16,6 +16,7 @@ from typing import Annotated
 
 from runs.annotation.commit import Committer, restate_questions
 from runs.annotation.rebuilding import REBUILT_TABLES, rebuild_parts
+from runs.annotation.stored_trees import relabelling_of
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_same_inputs, existing_run, noted_inputs
 from runs.inputs import inputs_of
@@ -97,7 +98,7 @@ def _rebuild(
     context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
 ) -> list[str]:
     ours = [part for part in bad if part.table in REBUILT_TABLES]
-    others = [part for part in bad if part not in ours]
+    others = _with_their_relabellings(run, [part for part in bad if part not in ours])
     left = [part.path for part in others]
     with run.open_ledger() as ledger:
         if checked.whole:
@@ -117,6 +118,13 @@ def _rebuild(
             committer = Committer(run, ledger, data.questions, data.notes)
             left += rebuild_parts(context, committer, retriever, ours, whole=checked.whole)
     return left
+
+
+def _with_their_relabellings(run: Run, bad: Sequence[PartInfo]) -> list[PartInfo]:
+    """Adds all parts of a damaged relabelling, so that no training reads a rest of its pairs."""
+    damaged = {relabelling_of(part.table) for part in bad} - {None}
+    parts = load_manifest(run.folder).parts
+    return [part for part in parts if part in bad or relabelling_of(part.table) in damaged]
 
 
 def _remedy(part: PartInfo) -> str:

@@ -98,6 +98,15 @@ def label_tree(
     return [facts.label(node, estimator) for node in nodes]
 
 
+def _trajectory_of(rollout: Rollout, start: TreeNode) -> str:
+    """Returns the name of a rollout's trajectory.
+
+    Each one without an answer counts by itself: the digests ignore the texts of invalid actions.
+    """
+    own = rollout.trajectory if rollout.answer is not None else None
+    return own or f"{start.node_id}:{rollout.draw}"
+
+
 @dataclass(frozen=True)
 class TreeFacts:
     """A stored tree with the look-up tables that the estimators need."""
@@ -144,7 +153,7 @@ class TreeFacts:
         if node.terminal:
             return self._own(node)
         return [
-            RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
+            RolloutOutcome(_trajectory_of(r, node), r.answer, r.steps)
             for r in node.rollouts
             if is_counted(r.answer, r.forced, self.settings)
         ]

@@ -67,11 +67,11 @@ def require_matplotlib() -> None:
 
 def data_files(recipe: Recipe) -> Iterator[Check]:
     """Yields checks that files of questions and passages exist; the stage checks their content."""
-    data = recipe.data
-    for one in data.mix or (data,):
+    for block, one in recipe.question_sets():
         if one.questions is not None and one.source not in {"atlas", "hub"}:
-            yield "data", partial(_check_exists, one.questions, "data.questions")
-    for path in (data.corpus,) if isinstance(data.corpus, str) else data.corpus or ():
+            yield block, partial(_check_exists, one.questions, f"{block}.questions")
+    corpus = recipe.data.corpus
+    for path in (corpus,) if isinstance(corpus, str) else corpus or ():
         yield "data", partial(_check_exists, path, "data.corpus")
 
 

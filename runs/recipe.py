@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -188,7 +188,8 @@ class EvaluationConfig(EvaluationSettings):
     """Evaluation and its questions.
 
     Attributes:
-        set: Question set; defaults to the run's own source, or to each source of its mix.
+        set: Question set, without `limit`; defaults to the run's own source, or to each source of
+            its mix.
         mix: Several sets instead of `set`, together up to `limit`; the table counts by source.
         split: Split to draw from if neither is set. Choose settings on `dev`; report `test`.
     """
@@ -321,6 +322,15 @@ class Recipe(Settings):
         if set(self.evaluation.baselines) - {"majority"}:
             models["evaluation.baseline_model"] = self.reader_recipe(run).policy
         return models
+
+    def question_sets(self) -> Iterator[tuple[str, SetSettings]]:
+        """Yields the sets to annotate and to evaluate, with their settings' names."""
+        for one in self.data.mix or (self.data,):
+            yield "data.mix" if self.data.mix else "data", one
+        if self.evaluation.set is not None:
+            yield "evaluation.set", self.evaluation.set
+        for one in self.evaluation.mix:
+            yield "evaluation.mix", one
 
     def own_endpoints(self) -> dict[str, ModelSettings]:
         """Returns the models of evaluations and the rater that have another endpoint or price than

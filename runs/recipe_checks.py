@@ -109,6 +109,11 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
             f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but the label of a node has at "
             f"most {most} outcomes (mcts.iterations, mcts.rollouts, rewards.estimator). Lower it"
         )
+    if recipe.pairs.confirmed and recipe.pairs.order == "shuffled":
+        yield (
+            "pairs.confirmed keeps the pairs that fresh rollouts order alike, so it would drop the "
+            "pairs that pairs.order `shuffled` swaps; remove one"
+        )
 
 
 def _traces(recipe: Recipe) -> Iterator[str]:
@@ -180,11 +185,11 @@ def _prices(recipe: Recipe) -> Iterator[str]:
 
 def _sources(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
-    for one in data.mix or (data,):
+    for block, one in recipe.question_sets():
         if one.source != "atlas" and not one.questions:
-            yield f"data.source is `{one.source}` but its `questions` file is not set"
+            yield f"{block}.source is `{one.source}` but its `questions` file is not set"
         if one.source == "atlas" and one.questions:
-            yield "data.source is `atlas`, which makes its own questions: remove `questions`"
+            yield f"{block}.source is `atlas`, which makes its own questions: remove `questions`"
     if data.mix and data.questions:
         yield "data.mix names the question sets: remove data.questions"
     if data.corpus is None and any(one.source == "flashrag" for one in data.mix or (data,)):
@@ -196,6 +201,8 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
     judge = evaluation.judge
     if judge is not None and recipe.judge is None and "model" not in judge.model_fields_set:
         yield "evaluation.judge does not set a model, and neither does `judge:`; set one"
+    if evaluation.set is not None and evaluation.set.limit is not None:
+        yield "evaluation.set.limit: set evaluation.limit, the number of questions, instead"
     if evaluation.set is not None and evaluation.mix:
         yield "evaluation.mix names the question sets: remove evaluation.set"
     own = "set" if evaluation.set is not None else "mix" if evaluation.mix else None
@@ -255,7 +262,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("verifier",), lambda recipe: _endpoint("verifier", recipe.verifier)),
     (ASKED, _evaluated_endpoints),
     (("limits", *ASKED, "mcts", "rewards", "verifier"), _prices),
-    (("data",), _sources),
+    (("data", "evaluation"), _sources),
     (("evaluation", "judge"), _evaluation),
     (("curriculum",), _curriculum),
     (ASKED, _difficulty),

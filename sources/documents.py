@@ -67,7 +67,8 @@ def reject_format(path: Path, faults: Faults) -> None:
 
 
 def _is_converted(path: Path) -> bool:
-    return any(path.with_name(_stem(path) + ending).exists() for ending in ENDINGS)
+    texts = (_stem(path) + ending for ending in ENDINGS)
+    return any(path.with_name(name + gz).exists() for name in texts for gz in ("", ".gz"))
 
 
 def _stem(path: Path) -> str:
@@ -93,9 +94,11 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
 
 
 def _first_heading(text: str) -> str | None:
-    """Returns the first heading of Markdown's top level, outside code blocks."""
-    in_code = False
-    for line in text.splitlines():
+    """Returns the first heading of Markdown's top level, outside code blocks and front matter."""
+    in_code, lines = False, text.splitlines()
+    if lines[:1] == ["---"] and "---" in lines[1:]:
+        lines = lines[lines.index("---", 1) :]
+    for line in lines:
         if line.lstrip().startswith(_FENCES):
             in_code = not in_code
         elif not in_code and (found := _HEADING.match(line)):

@@ -45,11 +45,11 @@ def resolve_gold(
     similar = _similar(titles - by_title.keys(), passages)
 
     def resolved(question: Question) -> Question:
+        gold = _gold(question, known, by_title, similar, aliases or {})
         spelled = tuple(_spelled(question, by_title, similar))
         # Copies a question only if it differs, because large sets are held in memory.
         if spelled != question.supporting_titles:
             question = question.model_copy(update={"supporting_titles": spelled})
-        gold = _gold(question, known, by_title, aliases or {})
         same = gold == question.supporting_ids
         return question if same else question.model_copy(update={"supporting_ids": gold})
 
@@ -98,6 +98,7 @@ def _gold(
     question: Question,
     known: set[str],
     by_title: Mapping[str, Sequence[Passage]],
+    similar: Mapping[str, Sequence[Passage]],
     aliases: Mapping[str, str],
 ) -> tuple[str, ...]:
     marked = question.supporting_ids or tuple(
@@ -109,7 +110,8 @@ def _gold(
         return held
     found: dict[str, None] = {}
     for title in question.supporting_titles:
-        found.update(dict.fromkeys(_titled(by_title.get(title, ()), question.answers)))
+        named = by_title.get(title) or similar.get(title_key(title), ())
+        found.update(dict.fromkeys(_titled(named, question.answers)))
     return tuple(found)
 
 

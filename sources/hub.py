@@ -43,6 +43,6 @@ def _load(path: str, config: str | None) -> Any:
         raise ConfigError(
             f"cannot load {path} from the Hugging Face hub ({type(error).__name__}: "
             f"{error}). Without network access, download the file elsewhere. Then set "
-            "data.source to hotpotqa, 2wiki, musique, popqa, bamboogle, nq, flashrag or "
-            "jsonl, and data.questions to the file"
+            "`source` to hotpotqa, 2wiki, musique, popqa, bamboogle, nq, flashrag or jsonl, "
+            "and `questions` to the file"
         ) from error

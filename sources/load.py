@@ -321,6 +321,8 @@ def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
     from sources.atlas import build_corpus, build_questions
 
     settings = reading.settings
+    if one.split is None:
+        raise ConfigError("`split` is null, but atlas makes the questions of one split: name it")
     questions = build_questions(
         one.split,
         one.limit,

@@ -88,14 +88,14 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
     """
     if questions is None:
         raise ConfigError(
-            f"data.source is {source}, but data.questions is not set; set it to the file of the "
+            f"`source` is {source}, but its `questions` is not set; set it to the file of the "
             "questions"
         )
     faults = Faults()
     if source == "hub":
         rows: Iterable[Placed] = hub_rows(questions)
     else:
-        path = existing(questions, "data.questions", faults)
+        path = existing(questions, f"questions of `{source}`", faults)
         rows = read_rows(path, faults) if path else ()
     found, repeated = merge_questions(_questions(rows, source, faults), faults)
     faults.raise_any()

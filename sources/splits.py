@@ -34,13 +34,15 @@ def split_of(key: str) -> Split:
 def repeated_questions(asked: Iterable[Question], known: Iterable[Question]) -> list[Question]:
     """Returns the questions of `asked` that are also in `known`, by id or by text.
 
-    Sets of `reading` ask the same about many passages ("Where was it built?"). Two of their
+    Ids of `jsonl`, `hub` and `flashrag` do not count, because each file may number its questions
+    from 1. Sets of `reading` ask the same about many passages ("Where was it built?"). Two of their
     questions with the same text are different questions if their passages differ.
     """
     ids: set[tuple[str, str]] = set()
     passages: dict[str, set[str | None]] = defaultdict(set)
     for question in known:
-        ids.add((question.source, question.id))
+        if question.source not in {"jsonl", "hub", "flashrag"}:
+            ids.add((question.source, question.id))
         passages[folded_question(question.question)].add(_passage(question))
 
     def is_known(question: Question) -> bool:

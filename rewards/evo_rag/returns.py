@@ -119,6 +119,8 @@ class _Returns:
                 continue
             self._children[places[node.parent_id]].append(place)
             self._raw[place] = rewards.raw(state.steps, gold, node.verdict)
+            if node.action == "search" and node.terminal:  # it reached the token limit unserved
+                self._raw[place] = {**self._raw[place], "retrieval": None}
             self._weighted[place] = rewards.weighted(self._raw[place], node.depth - 1)
         self._outcomes: dict[int, int] = {}
         self._raw_return: dict[int, Parts] = {}

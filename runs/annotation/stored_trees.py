@@ -23,6 +23,12 @@ def pairs_table(label: str | None = None) -> str:
     return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
 
 
+def relabelling_of(table: str) -> str | None:
+    """Returns the folder of the relabelling that a table belongs to; None for other tables."""
+    folder = table.rpartition("/")[0]
+    return folder if folder.startswith("relabelled/") else None
+
+
 def labels_table(label: str | None = None) -> str:
     """Returns the name of the table of labelled trees, of the run itself or of a relabelling."""
     return f"relabelled/{checked_name(label)}/labels" if label else "trees"

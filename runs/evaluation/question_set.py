@@ -43,7 +43,7 @@ def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
     A run's `data.skip` does not apply, so that all policies answer the same questions.
     """
     wanted, split = recipe.evaluation.set, recipe.evaluation.split
-    limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
+    limit = limit or recipe.evaluation.limit
     update: dict[str, Any]
     if recipe.evaluation.mix:
         update = {"limit": limit, "mix": recipe.evaluation.mix}

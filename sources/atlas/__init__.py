@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import get_args
 
 from base.errors import ConfigError
 from sources.atlas.facts import load_facts
@@ -30,7 +29,7 @@ def build_corpus(cities: int | None = None) -> list[Passage]:
 
 
 def build_questions(
-    split: Split | None,
+    split: Split,
     limit: int | None,
     seed: int = 0,
     cities: int | None = None,
@@ -39,29 +38,25 @@ def build_questions(
     skip: int = 0,
     references: int = 0,
 ) -> list[Question]:
-    """Returns questions of a split (None for all four splits), a balanced mixture of types.
+    """Returns questions of a split, a balanced mixture of types.
 
     The first n questions are the same under any limit.
 
     Args:
         split: warm, train, dev or test.
-        limit: Number of questions, per split if `split` is None.
+        limit: Number of questions.
         seed: Random seed for places and wordings.
         cities: Number of cities in the corpus; questions name only those.
         unfit: Returns the reason to leave a question out; the others keep their order.
-        skip: Number of questions to leave out first, per split if `split` is None.
+        skip: Number of questions to leave out first.
         references: Paragraphs per question; 0 for none.
     """
-    splits: tuple[Split, ...] = (split,) if split else get_args(Split)
     facts, wanted = load_facts(cities), DEFAULT_PER_PART if limit is None else limit
-    found: list[Question] = []
-    shelf = Shelf(facts, seed)
-    for one in splits:
-        asked = questions_of(facts, one, seed)
-        if references:
-            asked = (shelf.with_references(question, references) for question in asked)
-        found += islice(_fitting(asked, unfit), skip, skip + wanted)
-    return found
+    asked = questions_of(facts, split, seed)
+    if references:
+        shelf = Shelf(facts, seed)
+        asked = (shelf.with_references(question, references) for question in asked)
+    return list(islice(_fitting(asked, unfit), skip, skip + wanted))
 
 
 def _fitting(

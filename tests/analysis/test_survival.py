@@ -59,6 +59,12 @@ def test_verdict_depends_on_the_mean_of_fresh_rollouts(
     assert order_verdict(a_pair(), fresh, NO_COST) == verdict
 
 
+def test_an_invalid_rejected_side_is_worth_0() -> None:
+    fresh = by_node(rolled(1, RIGHT, WRONG), rolled(2, a_rollout(None)))
+    assert order_verdict(a_pair(rejected_action="invalid"), fresh, NO_COST) == "kept"
+    assert order_verdict(a_pair(), fresh, NO_COST) is None
+
+
 def test_alpha_decides_between_long_and_short_trajectories() -> None:
     long, short = a_rollout("Paris", steps=6), a_rollout("Paris", steps=2)
     fresh = by_node(rolled(1, short), rolled(2, long))

@@ -57,6 +57,7 @@ def test_children_of_different_parents_are_not_paired() -> None:
         (("Lyon!", Label(0.2, 1)), ("lyon", Label(0.5, 2)), {}, "same_content"),
         (("a", Label(0.5, 1)), ("b", Label(0.505, 1)), {}, "small_gap"),
         (("a", Label(0.5, 1)), ("b", Label(0.5, 1)), {"min_gap": 0.0}, "small_gap"),
+        (("a", Label(0.3, 1)), ("b", Label(0.1 + 0.2, 1)), {"min_gap": 0.0}, "small_gap"),
     ],
 )
 def test_dropped_pairs_are_counted_by_reason(
@@ -117,7 +118,8 @@ def test_an_invalid_action_is_dropped_or_rejected_but_never_chosen() -> None:
         (node(2, "query", "b"), Label(0.5, 2)),
     )
     assert run(invalid, query)[1] == {"unlabelled": 1}
-    assert run(invalid, query, invalid="rejected")[0] == [(2, 1)]
+    for filters in ({}, {"same_action": True}, {"actions": ["query"]}):
+        assert run(invalid, query, invalid="rejected", **filters)[0] == [(2, 1)]
     worthless = (node(2, "query", "b"), Label(0.0, 2))
     assert run(invalid, worthless, invalid="rejected", min_gap=0.0)[0] == []
 

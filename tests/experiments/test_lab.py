@@ -234,8 +234,10 @@ def test_the_key_of_a_command_depends_on_the_recipe_and_word_boundaries() -> Non
 
 
 def test_overrides_can_be_parsed_by_load_recipe() -> None:
-    words = overrides({"evaluation.set": {"source": "atlas", "limit": 2}, "evaluation.limit": 7})
+    words = overrides(
+        {"evaluation.set": {"source": "atlas", "split": "dev"}, "evaluation.limit": 7}
+    )
     recipe = load_recipe(Path("configs/atlas.yaml"), [w for w in words if w != "--set"])
     assert recipe.evaluation.set is not None
-    assert recipe.evaluation.set.limit == 2
+    assert recipe.evaluation.set.split == "dev"
     assert recipe.evaluation.limit == 7

@@ -37,6 +37,11 @@ def test_all_problems_of_a_recipe_are_printed_at_once(
             mcts={"evaluator": "judge"},
             evaluation={"policies": {"base": "policy", "dpo": "models/{run}/dpo"}},
         )
+        exam = {"source": "jsonl", "questions": "exam.jsonl", "split": None}
+        words = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
+        words += ["--set", f"evaluation.set={json.dumps(exam)}"]
+        assert run_stage(parser().parse_args(words)) == 2
+        assert "evaluation.set.questions: exam.jsonl does not exist" in capsys.readouterr().out
         (tmp_path / "questions.jsonl").unlink()
         (tmp_path / "corpus.jsonl").unlink()
         assert doctor(config, config) == 2

@@ -12,6 +12,7 @@ from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from analysis.difficulty import difficulty_of
+from runs.folder import existing_run
 from runs.recipe_file import load_recipe
 from sources.load import load_data
 from storage.ledger import Ledger
@@ -109,6 +110,16 @@ def test_calls_are_not_repeated_and_stages_are_redrawn_without_calls(
     assert len(endpoint.requests) == made
     assert branchwise("select", config, run, "--set", "difficulty.rollouts=9") == 0
     assert len(endpoint.requests) == made + 3, "one more rollout of the unsolved question"
+
+
+def test_the_run_keeps_the_number_of_its_annotated_questions(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
+    run = tmp_path / "run"
+    branchwise("annotate", config, run, "--limit", "3")
+    branchwise("select", config, run)
+    assert (len(rows_of(run)), existing_run(run).recipe.data.limit) == (6, 3)
 
 
 def test_a_dry_run_counts_the_calls_of_a_changed_rater(

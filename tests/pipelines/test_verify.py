@@ -16,7 +16,7 @@ from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
 from storage.ledger_mark import mark_path
 from storage.ledger_rows import CALL_COLUMNS, checksum
-from storage.manifest import verify_manifest
+from storage.manifest import load_manifest, verify_manifest
 from storage.parts import question_ids
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -142,11 +142,18 @@ def test_verify_names_the_stage_that_rebuilds_a_damaged_part(
     finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = finished
-    assert branchwise("relabel", run, "--label", "same") == 0
+    for label in ("same", "intact"):
+        assert branchwise("relabel", run, "--label", label) == 0
     (run / "relabelled" / "same" / "pairs" / "part-00000.parquet").write_bytes(b"PAR1")
     assert branchwise("verify", run) == 1
     assert "branchwise relabel" in capsys.readouterr().out
     assert verify_manifest(run) == []
+    # Nothing of the relabelling stays, so that no training takes the other pairs for all.
+    tables = {part.table for part in load_manifest(run).parts}
+    assert {name for name in tables if name.startswith("relabelled/")} == {
+        "relabelled/intact/labels",
+        "relabelled/intact/pairs",
+    }
 
 
 def damage_a_state(run: Path) -> None:

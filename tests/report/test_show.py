@@ -70,6 +70,8 @@ def test_a_word_finds_a_question_and_several_matches_are_listed(
 ) -> None:
     assert "Gold answer: Yen" in shown(capsys, run, "currency")
     assert "q2" in shown(capsys, run, "osaka")
+    assert run_stage(parser().parse_args(["show", "--run", str(run), "1965"])) == 2
+    assert "found no question" in capsys.readouterr().out
     assert HOSTILE in shown(capsys, run)
 
 

@@ -53,6 +53,19 @@ def test_the_return_of_an_inner_node_averages_its_children_by_visits() -> None:
     assert [x.n_outcomes for x in labels(tree(), rewards())] == [0, 2, 1, 1, 1, 1]
 
 
+def test_a_search_that_the_token_limit_ended_has_no_retrieval_reward() -> None:
+    grove = Grove()
+    grove.add(0, step("search", "Lyon"), terminal=True)
+    missed = Grove()
+    missed.add(0, step("search", "Lyon"))
+    missed.add(1, WRONG)
+
+    def retrieval(one: Grove) -> float | None:
+        return next(c.value for c in labels(one, rewards())[1].components if c.name == "retrieval")
+
+    assert (retrieval(grove), retrieval(missed)) == (None, -1.0)
+
+
 def test_time_steps_start_at_0_and_grow_with_the_depth() -> None:
     # Refinement, T = 10. t = 0: β 1, η 0.05, ρ 0.5; t = 1: κ 0.19, η 0.055, β 0.95, γ 0.57;
     # t = 2: η 0.06.

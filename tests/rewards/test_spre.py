@@ -198,5 +198,11 @@ def test_invalid_rollouts_are_ignored_or_count_as_0() -> None:
 
     assert (label("ignored").reward, label("ignored").n_outcomes) == (pytest.approx(0.729), 1)
     assert (label("zero").reward, label("zero").n_outcomes) == (pytest.approx(0.729 / 2), 2)
+    # Invalid actions have no content, so both trajectories have one digest; both count.
+    twin = (*own, rollout(None, 2, "z").model_copy(update={"draw": 2}))
+    nodes[1] = nodes[1].model_copy(update={"rollouts": twin})
+    whole = label_tree(nodes, GOLD, SpreSettings(invalid_rollouts="zero"), "monte_carlo")[1]
+    # Also at or below node 1: an invalid rollout of node 3 and a wrong one of node 4.
+    assert (whole.reward, whole.n_outcomes) == (pytest.approx(0.729 / 5), 5)
     # All of the k rollouts of node 3 are invalid: its mean is 0.
     assert rewards("rollout", invalid_rollouts="zero")[3] == 0.0

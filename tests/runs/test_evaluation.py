@@ -47,8 +47,8 @@ def endpoint() -> Iterator[FakeEndpoint]:
 @pytest.fixture
 def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     questions = tmp_path / "questions.jsonl"
-    asked = {"source": "jsonl", "questions": str(questions), "split": "test", "limit": 8}
-    evaluation = {"baselines": BASELINES, "baseline_model": "untrained", "set": asked}
+    asked = {"source": "jsonl", "questions": str(questions), "split": "test"}
+    evaluation = {"limit": 8, "baselines": BASELINES, "baseline_model": "untrained", "set": asked}
     path = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
     questions.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
     return path
@@ -152,7 +152,7 @@ def test_majority_has_no_predictions_if_the_source_has_no_other_questions(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    everything = ("evaluation.set.split=null", "evaluation.set.limit=60")
+    everything = ("evaluation.set.split=null", "evaluation.limit=60")
     assert evaluated(config, run, *everything, "evaluation.baselines=[majority]") == 0
     assert "majority: 60 questions left out" in capsys.readouterr().out
     assert predictions(run, "majority") == []

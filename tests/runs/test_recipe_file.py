@@ -108,6 +108,9 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
             "evaluation.baseline_model.price_per",
         ),
         ("name: x\nmcts: {max_children: 1}\n", "steps without siblings"),
+        ("name: x\nevaluation: {set: {limit: 9}}\n", "set evaluation.limit"),
+        ("name: x\nevaluation: {set: {source: nq}}\n", "evaluation.set.source is `nq`"),
+        ("name: x\npairs: {confirmed: true, order: shuffled}\n", "would drop the"),
         ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
         ("name: x\nrewards: {estimator: rollout}\npairs: {min_outcomes: 2}\n", "most 1 outcomes"),
         (

@@ -79,6 +79,8 @@ def test_documents_are_cut_into_passages(tmp_path: Path) -> None:
         ("#  Title ##  \n", "Title"),
         ("#\n\ntext", "file name"),
         ("## Part\n#No heading\n# Title", "Title"),
+        ("---\n# generated\ntitle: x\n---\n# Title", "Title"),
+        ("---\n# Title", "Title"),
         ("```sh\n# comment\n```\n# Title", "Title"),
     ],
 )

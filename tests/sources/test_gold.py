@@ -66,6 +66,15 @@ def test_a_title_is_found_in_another_spelling_or_as_a_path_or_file_name(
     assert (found.supporting_titles, found.supporting_ids) == (spelled, ids)
 
 
+def test_a_path_singles_out_a_document_among_those_of_its_title() -> None:
+    asked = {"id": "q", "source": "s", "question": "?", "answers": ("x",)}
+    question = Question.model_validate({**asked, "supporting_titles": ("leave/index.md",)})
+    paths = ("docs/leave/index.md", "docs/travel/index.md")
+    corpus = [Passage(id=path, title="Overview", text="text") for path in paths]
+    (found,) = resolve_gold([question], corpus)
+    assert (found.supporting_titles, found.supporting_ids) == (("Overview",), paths[:1])
+
+
 def test_an_exact_title_is_preferred_to_another_spelling() -> None:
     asked = {"id": "q", "source": "s", "question": "?", "answers": ("x",)}
     question = Question.model_validate({**asked, "supporting_titles": ("US",)})

@@ -310,9 +310,9 @@ def test_damaged_empty_and_missing_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigError, match=message):
             read_set("jsonl", str(tmp_path / name))
-    with pytest.raises(ConfigError, match=r"data\.questions: .* does not exist"):
+    with pytest.raises(ConfigError, match=r"questions of `jsonl`: .* does not exist"):
         read_set("jsonl", str(tmp_path / "absent.jsonl"))
-    with pytest.raises(ConfigError, match=r"data\.questions is not set"):
+    with pytest.raises(ConfigError, match=r"its `questions` is not set"):
         read_set("jsonl", None)
 
 
@@ -337,7 +337,7 @@ def test_hub_datasets_are_read_by_name_config_and_split(monkeypatch: pytest.Monk
     assert only("hub", "owner/set:config:dev").id == "q1"
     with pytest.raises(ConfigError, match="unknown split 'valid'; use one of dev, test"):
         read_set("hub", "owner/set::valid")
-    with pytest.raises(ConfigError, match=r"cannot load owner/other .*data\.questions to the file"):
+    with pytest.raises(ConfigError, match=r"cannot load owner/other .*and `questions` to the file"):
         read_set("hub", "owner/other")
 
 

@@ -272,6 +272,13 @@ def test_the_same_words_about_another_passage_are_another_question(
     assert bool(repeated_questions([known], [asked])) == is_repeated
 
 
+def test_an_id_of_a_numbered_file_does_not_make_a_question_repeated() -> None:
+    for source, is_repeated in (("jsonl", False), ("musique", True)):
+        fields = {"id": "1", "source": source, "answers": ("a",)}
+        asked, known = (Question.model_validate({**fields, "question": q}) for q in ("A?", "B?"))
+        assert bool(repeated_questions([asked], [known])) == is_repeated
+
+
 HYBRID = {
     "id": "h1",
     "question": "Which river?",
