@@ -55,10 +55,14 @@ CODE_LOADING_VLLM_ARGS = frozenset(
 """Arguments of a vLLM server that could run code from a recipe or from the model that it names."""
 
 
+_WHOLE_VLLM_ARGS = frozenset({"--reasoning-parser"})
+"""Arguments of a vLLM server whose names begin like one of the above."""
+
+
 def _options_of(word: str) -> set[str]:
     """Returns the options that a word may mean: vLLM accepts prefixes, and `--option.key=value`."""
     name = word.partition("=")[0].partition(".")[0].replace("_", "-")
-    if not name.startswith("--") or len(name) < 4:
+    if not name.startswith("--") or len(name) < 4 or name in _WHOLE_VLLM_ARGS:
         return {name}
     return {
         name,

@@ -6,7 +6,6 @@ tables stand the curves of the trainings and the verdicts on the test answers.
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -63,7 +62,8 @@ def curve_sheet(done: Sequence[EvaluatedArm], curves: Sequence[str]) -> Sheet:
     for one in done:
         for curve in curves if one.arm.trainer else ():
             lines = [series(totals["model"], curve) for totals in one.trainings]
-            thirds = zip(*(np.array_split(line, len(THIRDS)) for line in lines), strict=True)
+            split = (np.array_split(np.array(line, object), len(THIRDS)) for line in lines)
+            thirds = zip(*split, strict=True)
             means = (known_mean(np.concatenate(third)) for third in thirds)
             rows.append((one.arm.name, curve, *(number(third, 3) for third in means)))
     head = ("arm", "curve", *THIRDS)
@@ -76,14 +76,15 @@ def plot_curves(done: Sequence[EvaluatedArm], curves: Sequence[str], path: Path)
         for panel, curve in zip(panels, curves, strict=True):
             for one in done:
                 lines = [series(totals["model"], curve) for totals in one.trainings if totals]
-                if line := [fmean(values) for values in zip(*lines, strict=False)]:
-                    panel.plot(range(1, len(line) + 1), line, label=one.arm.name)
+                means = [known_mean(values) for values in zip(*lines, strict=False)]
+                if known := [(n, mean) for n, mean in enumerate(means, 1) if mean is not None]:
+                    panel.plot(*zip(*known, strict=True), label=one.arm.name)
             panel.set_title(curve)
             panel.set_xlabel("batch")
         panels[0].legend()
 
 
-def series(model: str, curve: str) -> list[float]:
-    """Returns the values of a training's curve, one per batch."""
-    lines = read_metrics(Path(model))
-    return [line[curve] for line in lines if line.get(curve) is not None]
+def series(model: str, curve: str) -> list[float | None]:
+    """Returns the values of a training's curve, one per batch; None if a batch has none."""
+    # A batch may have several updates; the line of the first has the figures of its rollouts.
+    return [line.get(curve) for line in read_metrics(Path(model)) if "rollouts" in line]

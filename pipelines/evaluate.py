@@ -116,10 +116,11 @@ def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -
         number = len(askable(data.questions, protocol_of(one.agent))[0])
         bounds += rollout_cost(one, data).times((number, number))
         asked += number
-    baselines = len(data.questions) * len(recipe.evaluation.baselines)
-    bounds += rollout_cost(recipe, data).times((0, baselines))  # some ask no model
+    baselines = len(data.questions) * len(set(recipe.evaluation.baselines) - {"majority"})
+    reader = recipe.reader_recipe(context.run.name)
+    bounds += rollout_cost(reader, data).times((0, baselines))  # `oracle` may lack passages
     units = (asked, asked + baselines)
-    everyone = [*policies, *([recipe.reader_recipe(context.run.name)] if baselines else ())]
+    everyone = [*policies, *([reader] if baselines else ())]
     one_price = all(
         one.policy.price_per_million == everyone[0].policy.price_per_million for one in everyone
     )

@@ -56,7 +56,7 @@ def select(context: StageContext) -> StageResult:
     if context.dry_run:
         return _estimate(context, rater, data, len(pending)).report(context, **planned)
     if pending:
-        require(servers(rater))
+        require(servers(rater, temperature=rater.evaluation.temperature))
     retriever = retriever or open_index(recipe, data.passages, context.log)
     # The run may hold trees of another number of questions, which its recipe must keep.
     run = open_or_begin(context.run, recipe, {"data": data.notes})

@@ -87,15 +87,21 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
     An endpoint draws one token. Models that the run will train need not exist yet.
     """
     asked = recipe.evaluated_models(run.name)
+    drawn_at = {
+        f"evaluation.policies.{name}": one.evaluation.temperature
+        for name, one in recipe.policy_recipes(run.name).items()
+    }
     if recipe.answer_judge is not None:
         asked[JUDGE] = recipe.answer_judge
+        drawn_at[JUDGE] = recipe.answer_judge.temperature
     to_train = model_folder(run, "")
     for setting, model in asked.items():
         if model == recipe.policy:  # `servers` and `weights` check it
             continue
         trained = Path(model.model).is_relative_to(to_train)
         if model.engine == "openai" or (model.base_url is not None and not trained):
-            yield setting, partial(_check_endpoint, model, recipe, draw=True)
+            temperature = drawn_at.get(setting, recipe.evaluation.temperature)
+            yield setting, partial(_check_endpoint, model, recipe, temperature, draw=True)
         elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
         if not trained:
@@ -157,11 +163,14 @@ def _sound_if_ours(model: str) -> None:
         validated_policy_files(model)
 
 
-def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
+def servers(
+    recipe: Recipe, *, temperature: float | None = None, draw: bool = False
+) -> Iterator[Check]:
     """Yields checks of model endpoints, the search server, and vLLM if a stage must start it.
 
     Args:
         recipe: Recipe to check.
+        temperature: Temperature of the stage's requests, if it is not that of the models' settings.
         draw: Whether to draw one token from every model. An endpoint may list its models and refuse
             to run them.
     """
@@ -170,7 +179,8 @@ def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
         if model.engine == "vllm" and model.base_url is None:
             yield role, installed_vllm
         elif model.engine != "openvino":
-            yield role, partial(_check_endpoint, model, recipe, asked_in.get(role), draw=draw)
+            protocol = asked_in.get(role)
+            yield role, partial(_check_endpoint, model, recipe, temperature, protocol, draw=draw)
     yield from search_server(recipe)
 
 
@@ -221,6 +231,7 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
 def _check_endpoint(
     model: ModelSettings,
     recipe: Recipe,
+    temperature: float | None = None,
     protocol: AgentProtocol | None = None,
     *,
     draw: bool = False,
@@ -233,7 +244,7 @@ def _check_endpoint(
         update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
     )
     continues = protocol is not None and protocol.continues
-    sampling = sampling_for(model)
+    sampling = sampling_for(model, temperature)
     if is_openai(model.base_url):
         draw = True  # it lists models that reject these settings
     else:

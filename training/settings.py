@@ -181,7 +181,8 @@ class GrpoStage(Settings):
             `models/<run>/grpo`.
         batches: Number of batches; defaults to `training.grpo.batches`.
         rewards: Settings of `rewards` that differ in this stage.
-        select: Stage of `branchwise select` whose questions are used. Unset: all questions.
+        select: Stage of `branchwise select` whose questions are used, all of them. Unset:
+            `questions` of `data`.
     """
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")

@@ -26,7 +26,7 @@ def right_trajectories(
     states: Sequence[State],
     prompt: Callable[[State], Sequence[Message]],
 ) -> list[StepExample]:
-    """Returns every step on the way to a complete leaf whose F1 is 1, once.
+    """Returns every valid and complete step on the way to a complete leaf whose F1 is 1, once.
 
     Args:
         nodes: Nodes of one tree, in order of `node_id`.
@@ -43,5 +43,5 @@ def right_trajectories(
     return [
         StepExample(tuple(prompt(states[node.parent_id])), node.text, node.question_id, node.stage)
         for node in nodes
-        if node.node_id in wanted
+        if node.node_id in wanted and node.action != "invalid" and not node.cut
     ]

@@ -204,8 +204,8 @@ class OpenVINOEngine:
         logprobs: tuple[float, ...] | None = tuple(output.generated_log_probs)
         text, finish = written, _finish_reason(output)
         stop = next((s for s in request.sampling.stop if s in text), None)
-        if stop is not None:
-            text = text.partition(stop)[0]
+        if stop is not None:  # at the last token, OpenVINO says "length"
+            text, finish = text.partition(stop)[0], "stop"
         if request.structure is not None and request.structure.kind == "regex":
             text = truncate_to_bounds(request.structure.value, text)
             if text != written:  # cut at the bound, so the model's tokens no longer match

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _PREFLIGHT_TIMEOUT_S = 30.0
+_NO_SUCH_PATH = frozenset({403, 404, 405, 422})
+"""Statuses of a server without a path, or with a key that may not use it."""
 _CHECK = SampleRequest(
     (Message("user", "Hi"),),
     Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1),
@@ -323,15 +325,17 @@ class OpenAIEngine:
         return read_models(await once(partial(self._get, "/models")))
 
     async def _get(self, path: str) -> Any:
-        """Returns the JSON at `path`; None if the server does not have that path."""
+        """Returns the JSON at `path`; None if the server does not have it, or not for this key."""
         import httpx2
         import openai
 
         async def fetched() -> Any:
             try:
                 page = await self._connected().get(path, cast_to=httpx2.Response)
-            except (openai.NotFoundError, openai.UnprocessableEntityError):
-                return None
+            except openai.APIStatusError as fault:
+                if fault.status_code in _NO_SUCH_PATH:
+                    return None
+                raise
             return json.loads(page.content)
 
         return await self._with_timeout(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))

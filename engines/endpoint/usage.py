@@ -128,7 +128,7 @@ class TokenizerCount:
     def reply(self, request: SampleRequest, text: str, finish: FinishReason) -> int:
         tokens = self._tokens(text) + END_TOKENS
         # A truncated text used all requested tokens; an empty text may have used as many.
-        shown = text and finish == "stop"
+        shown = text and finish != "length"
         return tokens if shown else max(tokens, request.sampling.max_new_tokens)
 
     def _tokens(self, text: str) -> int:

@@ -153,13 +153,13 @@ class Committer:
 
     def _served_model_mismatches(self) -> Counter[str]:
         recipe, counts = self.run.recipe, Counter[str]()
-        for model in (recipe.policy, recipe.active_judge, recipe.asked_verifier):
-            if model is not None and model.engine == "openai":
-                for name, n in self.ledger.count_calls(
-                    "model", model_digest(model, recipe)
-                ).items():
-                    if name != model.model:
-                        counts[f"warning: {model.model} answered as {inert(name)}"] += n
+        asked = [recipe.policy, recipe.active_judge, recipe.asked_verifier]
+        remote = [model for model in asked if model is not None and model.engine == "openai"]
+        # Roles with one model share its digest and so its calls.
+        for digest, model in {model_digest(model, recipe): model for model in remote}.items():
+            for name, n in self.ledger.count_calls("model", digest).items():
+                if name != model.model:
+                    counts[f"warning: {model.model} answered as {inert(name)}"] += n
         return counts
 
     def _write_failures(self) -> list[Failure]:

@@ -151,7 +151,9 @@ def _of_tables(run: Path, tables: list[str]) -> str | None:
 
 def _of_model(model: Path) -> str | None:
     digests = []
-    for path in sorted(path for weights in WEIGHTS for path in model.glob(weights)):
+    trained = [path for weights in WEIGHTS for path in model.glob(weights)]
+    # Without an adapter, the model's own weights were trained; beside one, they are an export.
+    for path in sorted(trained or model.glob("model*.safetensors")):
         with path.open("rb") as file:
             digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
     whole = digests and (model / TRAINING_RECORD).is_file()

@@ -36,7 +36,11 @@ MEMORY_SETTINGS = (
     "training.sft.micro_batch",
     "training.reward_model.batch_tokens",
 )
-"""Settings that change memory use only; the weights are the same up to rounding."""
+"""Settings that may be changed within a study, because they change memory use.
+
+The weights are the same up to rounding; with `training.dpo.sft_weight` nearly, because the chosen
+steps' loss is a mean over the tokens of a micro-batch.
+"""
 
 
 class StageStopped(BranchwiseError):

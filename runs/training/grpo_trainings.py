@@ -87,10 +87,11 @@ def grpo_trainings(
     for number, stage in enumerate(stages):
         last = number == len(stages) - 1
         folder = target if last else target.with_name(f"{target.name}-{stage.name}")
-        selected = (
-            questions if stage.select is None else _selected(context, stage.select, questions)
-        )
-        yield GrpoTraining(with_stage(recipe, stage), folder, selected[:most])
+        if stage.select is None:
+            asked = questions[:most]
+        else:
+            asked = _selected(context, stage.select, questions)[: context.limit]
+        yield GrpoTraining(with_stage(recipe, stage), folder, asked)
 
 
 def with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:

@@ -371,6 +371,19 @@ async def test_a_missing_model_error_lists_available_models() -> None:
     assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize("status", [403, 405])
+async def test_a_key_that_may_not_list_models_can_draw(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any) -> web.Response:
+        return failure(status, "no permission to list models")
+
+    monkeypatch.setattr(FakeEndpoint, "_models", refused)
+    async with FakeEndpoint() as server, engine(server.base_url) as policy:
+        await policy.check()
+        assert (await policy.sample(REQUEST)).text == "Paris"
+
+
 async def test_a_wrong_path_is_distinguished_from_a_missing_model() -> None:
     async with FakeEndpoint() as server:
         wrong = server.base_url.removesuffix("/v1")

@@ -153,6 +153,7 @@ def test_token_counts_do_not_exceed_the_upper_estimate(
     assert said <= upper.reply(request, reply, "stop")
     if reply:
         assert ours.reply(request, reply, "stop") == said
+        assert ours.reply(request, reply, "unknown") == said
 
 
 @pytest.mark.model

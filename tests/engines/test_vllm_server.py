@@ -206,6 +206,11 @@ def test_server_arguments_that_run_code_are_refused(word: str) -> None:
         ModelSettings(engine="vllm", server_args=(word,))
 
 
+def test_a_server_argument_whose_name_begins_like_a_refused_one_is_allowed() -> None:
+    words = ("--reasoning-parser", "qwen3")
+    assert ModelSettings(engine="vllm", server_args=words).server_args == words
+
+
 @pytest.mark.parametrize("word", ["--hos", "--port=80", "--model", "--serv"])
 def test_abbreviations_of_reserved_server_arguments_are_refused(word: str) -> None:
     with pytest.raises(ValueError, match="set by Branchwise itself"):

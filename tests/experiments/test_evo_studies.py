@@ -315,6 +315,17 @@ def test_a_dry_run_of_train_rm_has_no_artifact_to_check(tmp_path: Path) -> None:
     assert artifact_digest("train-rm", tmp_path, {"model": str(tmp_path / "none")}) is None
 
 
+def test_the_artifact_of_a_training_of_all_weights_is_their_digest(tmp_path: Path) -> None:
+    model, totals = tmp_path / "sft", {"model": str(tmp_path / "sft")}
+    model.mkdir()
+    (model / "training.json").write_text("{}")
+    found = []
+    for weights in (b"one", b"other"):
+        (model / "model.safetensors").write_bytes(weights)
+        found.append(artifact_digest("train-sft", tmp_path, totals))
+    assert None not in found and found[0] != found[1]
+
+
 @pytest.mark.parametrize("name", EVO_STUDIES)
 def test_a_study_has_a_default_recipe_and_run_folder(
     name: str,

@@ -25,7 +25,11 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             return {}
         model = tmp_path / command.arguments[-1]
         model.mkdir()
-        lines = [{"step": n + 1, "em": n / 10, "format_ok": 1.0} for n in range(6)]
+        lines: list[dict[str, Any]] = [
+            {"step": 2 * n + 1, "rollouts": 8, "em": n / 10, "format_ok": 1.0} for n in range(6)
+        ]
+        lines[0]["kl"] = 0.5  # the other batches lack it
+        lines.insert(1, {"step": 2})  # the second update of the first batch
         (model / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return {"model": str(model)}
 
@@ -49,7 +53,7 @@ def test_arenas_arms_start_from_one_policy_and_change_one_setting(
     assert runner.asked("test") == ["warm-start", *trained]
     table = (runner.folder / "arena.md").read_text()
     assert "| grpo | em | 0.050 | 0.250 | 0.450 |" in table
-    assert f"| grpo | kl | {NONE} | {NONE} | {NONE} |" in table
+    assert f"| grpo | kl | 0.500 | {NONE} | {NONE} |" in table
     assert (runner.folder / "arena-curves.svg").exists()
 
 

@@ -59,6 +59,18 @@ def test_all_problems_of_a_recipe_are_printed_at_once(
         assert any(named in line for line in told)
 
 
+def test_a_policy_to_evaluate_is_tested_at_its_own_temperature(tmp_path: Path) -> None:
+    with serving(policy, models=("policy", "warm")) as endpoint:
+        other = {"model": "warm", "temperature": 1.0}
+        config = recipe(
+            tmp_path, endpoint.base_url, evaluation={"policies": {"warm": other}, "temperature": 0}
+        )
+        words = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
+        assert run_stage(parser().parse_args(words)) == 0
+    drawn = {request["model"]: request["temperature"] for request in endpoint.requests}
+    assert drawn["warm"] == 1.0
+
+
 @pytest.mark.parametrize("status", [401, 404, 400])
 def test_an_endpoint_that_lists_the_model_but_fails_to_run_it_is_a_problem(
     status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

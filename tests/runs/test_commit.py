@@ -82,6 +82,20 @@ def test_a_reply_of_another_model_is_counted_as_a_warning(
     assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)
 
 
+def test_a_reply_to_policy_or_judge_is_counted_once_if_both_are_one_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gateway(request: dict[str, Any]) -> dict[str, Any]:
+        return completion(policy(request), model="policy-2026")
+
+    with serving(gateway) as endpoint:
+        judge = {"engine": "openai", "model": "policy", "base_url": endpoint.base_url}
+        blocks: dict[str, Any] = {"judge": judge, "mcts": {"evaluator": "judge"}}
+        branchwise("annotate", recipe(tmp_path, endpoint.base_url, **blocks), tmp_path / "run")
+        told = closing_table(capsys.readouterr().out)
+    assert told["warning: policy answered as policy-2026"] == len(endpoint.requests)
+
+
 def test_a_reply_of_another_verifier_is_counted_as_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,10 +23,13 @@ def test_right_trajectories_hold_only_the_steps_to_right_answers() -> None:
         a_node(
             node_id=5, parent_id=2, action="answer", text="<answer>a</answer> and", f1=1.0, cut=True
         ),
+        a_node(node_id=6, parent_id=1, action="invalid", text="a correction follows"),
+        a_node(node_id=7, parent_id=6, action="answer", text="<answer>A</answer>", f1=1.0),
     ]
-    states = [State(f"state {n}") for n in range(6)]
+    states = [State(f"state {n}") for n in range(8)]
     examples = right_trajectories(nodes, states, lambda s: (Message("user", s.question),))
     assert [(e.messages[0].content, e.target) for e in examples] == [
         ("state 0", "<query>right</query>"),
         ("state 1", "<answer>a</answer>"),
+        ("state 6", "<answer>A</answer>"),
     ]

@@ -125,6 +125,22 @@ async def test_r1_searcher_traces_are_well_formed_with_some_useless_searches(
     assert 0.05 < useless[True] / useless.total() < 0.5
 
 
+@pytest.mark.parametrize("name", ["evo-rag", "r1-searcher"])
+async def test_gold_passages_that_are_cited_by_id_alone_are_no_wrong_leads(
+    atlas: Atlas, name: str
+) -> None:
+    questions, corpus, retriever = atlas
+    by_id = {
+        name: question.model_copy(update={"supporting_titles": ()})
+        for name, question in questions.items()
+    }
+    by = protocol(name, max_steps=10)
+    titled = await traces_of(atlas, by)
+    untitled = await traces_of((by_id, corpus, retriever), by)
+    assert untitled.examples == titled.examples
+    assert any("searches: " in counted for counted in untitled.counts)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 async def test_search_loop_traces_evaluate_every_search_and_get_full_reward(
     atlas: Atlas, name: str

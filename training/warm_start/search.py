@@ -59,24 +59,25 @@ class _Turn:
                 return
             self._known = cited(walk.rng, hop)
             spare = walk.steps_left - (len(walk.hops) - number) - 1
-            leads = [p.title for p in found if p.title not in walk.question.supporting_titles]
+            leads = [p.title for p in found if not walk.is_gold(p)]
             if leads and spare > 0 and walk.rng.random() < self._needless:
-                await self._search(walk.rng.choice(leads), "searches: useless")
+                await self._search(walk.rng.choice(leads))
+                walk.counts["searches: useless"] += 1
                 self._known = f"{USELESS} {self._known}"
         walk.answer(**self._said(ENOUGH))
 
     async def _find(self, hop: GoldHop) -> tuple[RetrievedPassage, ...] | None:
         """Searches in up to `MAX_TRIES` wordings until the hop's passage is shown."""
         for query in self._walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
-            found = await self._search(query, "searches")
+            found = await self._search(query)
             if any(passage.id == hop.passage_id for passage in found):
                 return found
             self._walk.counts["searches: missed"] += 1
             self._known = NOT_FOUND
         return None
 
-    async def _search(self, query: str, counted: str) -> tuple[RetrievedPassage, ...]:
-        self._walk.counts[counted] += 1
+    async def _search(self, query: str) -> tuple[RetrievedPassage, ...]:
+        self._walk.counts["searches"] += 1
         return await self._walk.search("search", query, **self._said(f"I need {query}."))
 
     def _said(self, then: str) -> dict[str, str]:

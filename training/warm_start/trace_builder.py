@@ -60,6 +60,12 @@ class Walk:
     def steps_left(self) -> int:
         return self.protocol.settings.max_steps - self.state.depth
 
+    def is_gold(self, passage: RetrievedPassage) -> bool:
+        """Returns whether the question cites a passage, by id or by title."""
+        question = self.question
+        by_id = passage.id in question.supporting_ids
+        return by_id or passage.title in question.supporting_titles
+
     async def search(
         self, kind: str, query: str, **parts: str | None
     ) -> tuple[RetrievedPassage, ...]:
