@@ -252,7 +252,7 @@ def test_annotate_after_eval_needs_the_settings_that_eval_started_with(
     world: World, tmp_path: Path
 ) -> None:
     """A run that `eval` started may only be annotated with the same settings."""
-    run, asked = tmp_path / "run", {"source": "jsonl", "split": None, "limit": 1}
+    run, asked = tmp_path / "run", {"source": "jsonl", "split": None}
     questions = tmp_path / "asked.jsonl"
     questions.write_text(json.dumps({"id": "x", "question": "Which sea?", "answers": ["Aral"]}))
     evaluation = {"policies": {"one": "policy"}, "set": {**asked, "questions": str(questions)}}
