@@ -205,4 +205,4 @@ def _cells(one: EstimatorSurvival) -> tuple[str, ...]:
     )
 
 
-STUDY = Study(labels, trains=False, of_existing_run=True)
+STUDY = Study(labels, seeds=(), trains=False, of_existing_run=True)

@@ -54,6 +54,8 @@ def study(
     if asked.of_existing_run:
         existing_run(context.run)
     _check_arms(name, asked, arms)
+    if seeds and not asked.seeds:
+        raise ConfigError(f"--seeds: study {name} uses none; set `seed` with --set instead")
     require_matplotlib()
     fault = cannot_serve_trained_reason(context.recipe.policy) if asked.trains else None
     if fault:

@@ -14,7 +14,7 @@ import numpy as np
 from retrieval.passages import Scores, retrieved, top_k_rows
 from storage.records import Passage, RetrievedPassage
 
-TOKENISER = "words-1"
+TOKENISER = "words-2"
 """Version of `tokenize`; part of the index key."""
 
 _WORD = re.compile(r"\w+")
@@ -44,8 +44,8 @@ def build_bm25(passages: Sequence[Passage], folder: Path) -> None:
     """Writes the index of `passages` (in index order) into `folder`."""
     import bm25s
 
-    texts = (f"{passage.title} {passage.text}" for passage in passages)
-    words = [tokenize(text) for text in texts]
+    # Apart, because a title of stopwords alone keeps them.
+    words = [[*tokenize(passage.title), *tokenize(passage.text)] for passage in passages]
     # A sorted vocabulary gives the same files in every process (set order does not). The empty
     # word stands first so that a corpus without a single word still has a vocabulary.
     vocabulary = {word: i for i, word in enumerate(["", *sorted(set().union(*words))])}

@@ -59,7 +59,7 @@ class Study:
     Attributes:
         recipe: Name of a recipe in `configs/` that it shares, with the run folder and its trees.
             Unset: it has its own, under its name.
-        seeds: Default seeds, few enough for two cores.
+        seeds: Default seeds, few enough for two cores; empty if the study uses none.
         trains: Whether it trains a policy, which an endpoint could not serve.
         of_existing_run: Whether it studies the trees of a run that must exist.
         arms: Names of the arms that may run alone, such as on another machine.

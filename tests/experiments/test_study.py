@@ -27,6 +27,14 @@ def study(run: Path, *more: str, name: str = "little") -> int:
     )
 
 
+def test_seeds_of_a_study_without_seeds_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("little_study.STUDY", Study(little_study.little, seeds=()))
+    assert study(tmp_path / "run", "--seeds", "1") == 2
+    assert "study little uses none" in capsys.readouterr().out
+
+
 def test_names_seeds_and_folders_are_checked_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

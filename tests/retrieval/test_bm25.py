@@ -96,6 +96,12 @@ def test_tokenize_keeps_the_words_of_names() -> None:
     assert tokenize("It") == ["it"]
 
 
+async def test_a_title_of_stopwords_alone_is_found(tmp_path: Path) -> None:
+    passages = [Passage(id=name, title=name, text="A novel of it.") for name in ("It", "Them")]
+    found = await opened(tmp_path / "index", passages).search("It", 2)
+    assert [passage.id for passage in found] == ["It"]
+
+
 def test_an_empty_corpus_and_repeated_ids_are_refused() -> None:
     with pytest.raises(ConfigError, match="no passages"):
         in_index_order([])
