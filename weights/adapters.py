@@ -73,6 +73,23 @@ def load_tensors(model: Any, adapter: Path, *, trainable: bool = False) -> None:
             )
 
 
+def recorded_digests(folder: Path) -> dict[str, Any]:
+    """Returns `digests` of the folder's `training.json`; empty if there are none.
+
+    Raises:
+        ConfigError: If the record is damaged.
+    """
+    try:
+        digests = object_inside(folder, TRAINING_RECORD).get("digests")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / TRAINING_RECORD}: cannot be read ({error}). Restore it from a copy"
+        ) from error
+    return digests if isinstance(digests, dict) else {}
+
+
 def _check_recorded_hash(adapter: Path) -> None:
     """Compares the weights with `digests` in `training.json`, if their SHA-256 is recorded there.
 
@@ -82,16 +99,7 @@ def _check_recorded_hash(adapter: Path) -> None:
         ConfigError: If the hashes differ, or the record is damaged.
     """
     for folder in adapter.parents[:2]:
-        try:
-            digests = object_inside(folder, TRAINING_RECORD).get("digests")
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{folder / TRAINING_RECORD}: cannot be read ({error}). Restore it from a copy"
-            ) from error
-        name = adapter.relative_to(folder).as_posix()
-        recorded = digests.get(name) if isinstance(digests, dict) else None
+        recorded = recorded_digests(folder).get(adapter.relative_to(folder).as_posix())
         if recorded is not None and recorded != file_hash(adapter / WEIGHTS, sha256=True):
             raise ConfigError(
                 f"{adapter / WEIGHTS}: is damaged or was replaced, because its SHA-256 is not the "

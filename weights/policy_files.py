@@ -25,7 +25,7 @@ from typing import Any
 from base.errors import ConfigError
 from base.plain_json import object_inside
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
-from weights.adapters import adapter_config, check_adapter, load_tensors
+from weights.adapters import adapter_config, check_adapter, load_tensors, recorded_digests
 from weights.hub import HUB, hub_folder, pinned_name
 from weights.model_folders import (
     MERGED_WEIGHTS,
@@ -200,15 +200,34 @@ def validated_policy_files(model: str) -> PolicyFiles:
     """Returns `policy_files` after checking adapters and merged weights, without loading them.
 
     Raises:
-        ConfigError: If a file is missing, unusable or damaged.
+        ConfigError: If a file is missing, unusable or damaged, or an adapter's start was replaced.
     """
     files = policy_files(model)
     for adapter in files.adapters:
         check_adapter(adapter)
+    _check_start(files)
     for weights in weight_files(files.base):
         tensor_shapes(weights)
     tokenizer_source(files.base)
     return files
+
+
+def _check_start(files: PolicyFiles) -> None:
+    """Compares the weights below the last adapter with those it was trained on, if recorded.
+
+    Raises:
+        ConfigError: If they differ.
+    """
+    if not files.adapters:
+        return
+    folder = files.adapters[-1].parent
+    recorded = recorded_digests(folder).get("start")
+    start = replace(files, adapters=files.adapters[:-1])
+    if recorded is not None and recorded != policy_digest(start, "f16"):
+        raise ConfigError(
+            f"{folder}: its adapter does not fit {files.base}, because its start was replaced or "
+            "trained again. Train the adapter again, or restore its start from a copy"
+        )
 
 
 def policy_digest(files: PolicyFiles, precision: str) -> str:

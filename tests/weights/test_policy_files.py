@@ -208,6 +208,19 @@ def test_chain_adapters_are_compared_with_their_recorded_digests(
     validated_policy_files(str(above))
 
 
+def test_an_adapter_whose_start_was_trained_again_is_refused(
+    adapted: Path, weights: Path, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(weights, start)
+    digest = policy_digest(policy_files(str(start)), "f16")
+    record(adapted, base="../start", digests={"start": digest})
+    validated_policy_files(str(adapted))
+    flip_last_bit(start / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"does not fit .*start, because its start was replaced"):
+        validated_policy_files(str(adapted))
+
+
 @pytest.mark.parametrize(
     ("rename", "says"),
     [
