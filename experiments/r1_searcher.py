@@ -1,8 +1,9 @@
 """`make study STUDY=r1-searcher`: does R1-Searcher's reward help, and does its first stage?
 
-One warm start, then both stages as in `configs/r1-searcher.yaml`; and as many batches of stage 2
-alone, where the paper's instruct model stopped searching (section 4.2). The curves of both stages
-are those of the second.
+One warm start, then both stages with the paper's rewards; the same without the penalty of stage 2
+for a wrong format, which on atlas costs more than right answers earn; and as many batches of stage
+2 alone, where the paper's instruct model stopped searching (section 4.2). The curves of trainings
+with both stages are those of the second.
 """
 
 from functools import partial
@@ -19,6 +20,7 @@ BATCHES = 20
 ARMS = (
     Arm(START),
     Arm("two-stages", TRAINER),
+    Arm("no-penalty", TRAINER, pairs={"rewards.format_failure": 0.0}),
     Arm(
         "stage-2-alone",
         TRAINER,
@@ -30,6 +32,8 @@ ARMS = (
 CLAIMS = (
     Claim("two-stages", START, primary=True),
     Claim("two-stages", "stage-2-alone"),
+    Claim("no-penalty", "two-stages"),
+    Claim("no-penalty", START),
     Claim("stage-2-alone", START),
 )
 

@@ -237,22 +237,29 @@ def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
     outcome = STAGES[options.stage].run(call, vars(options))
     produced = outcome.exit_code == 0 and not call.dry_run and outcome.totals.get("pairs") != 0
     if options.stage in NEXT and produced:
-        call.log(next_stages(options.stage, call.run, options.config, outcome.totals.get("label")))
+        label = outcome.totals.get("label")
+        call.log(next_stages(options.stage, call.run, options.config, label, recipe.stages))
     if options.json:
         print(json_line(outcome.totals))
     return int(outcome.exit_code)
 
 
-def next_stages(stage: str, run: Path, config: Path | None, label: str | None) -> str:
+def next_stages(
+    stage: str, run: Path, config: Path | None, label: str | None, planned: Sequence[str]
+) -> str:
     """Returns the closing line that names the following stages.
 
     `annotate` has just stored the recipe in the run folder. Later the recipe may differ from it,
-    for example in `training:`. A warm start makes no run folder.
+    for example in `training:`. A warm start makes no run folder, and trees or outcome RL follow,
+    as `planned` in the recipe's `stages`.
     """
+    names = NEXT[stage].split(", ")
+    if stage == "warm-start" and stage in planned[:-1]:
+        names = [planned[planned.index(stage) + 1]]
     words = f" CONFIG={shlex.quote(str(config))}" if config and stage != "annotate" else ""
     words += f" RUN={shlex.quote(str(run))}" if stage != "warm-start" else ""
     words += f' ARGS="--label {label}"' if label else ""
-    return "next: " + ", or ".join(f"make {name}{words}" for name in NEXT[stage].split(", "))
+    return "next: " + ", or ".join(f"make {name}{words}" for name in names)
 
 
 def json_line(totals: Any) -> str:

@@ -71,9 +71,10 @@ def test_r1_searcher_trains_both_stages_as_long_as_the_second_alone(
 ) -> None:
     runner = replace(pretended("r1-searcher", tmp_path / "r1-searcher", told=told), seeds=(0,))
     r1_searcher.STUDY.carry_out(runner)
-    both, alone = [one.settings for one in runner.ran if one.stage == "train-grpo"]
+    both, unpunished, alone = [one.settings for one in runner.ran if one.stage == "train-grpo"]
     recipe = runner.recipe.training.grpo
     assert both == {"seed": 0}
+    assert unpunished == {"seed": 0, "rewards.format_failure": 0.0}
     assert alone["rewards.stage"] == 2
     assert alone["training.grpo.stages"] == []
     batches = sum(stage.batches or recipe.batches for stage in recipe.stages)

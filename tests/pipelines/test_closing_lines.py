@@ -13,19 +13,21 @@ from pipelines.stages import STAGES
 
 def test_next_stages_are_printed_with_the_run_of_the_stage() -> None:
     run = Path("datasets/mine")
-    assert next_stages("annotate", run, Path("configs/mine.yaml"), None) == (
+    assert next_stages("annotate", run, Path("configs/mine.yaml"), None, ()) == (
         "next: make report RUN=datasets/mine, or make train-dpo RUN=datasets/mine"
     )
-    assert next_stages("relabel", Path("my runs/a"), None, "strict") == (
+    assert next_stages("relabel", Path("my runs/a"), None, "strict", ()) == (
         "next: make train-dpo RUN='my runs/a' ARGS=\"--label strict\""
     )
-    assert next_stages("train-dpo", run, Path("a.yaml"), None) == (
+    assert next_stages("train-dpo", run, Path("a.yaml"), None, ()) == (
         "next: make eval CONFIG=a.yaml RUN=datasets/mine"
     )
-    assert (
-        next_stages("warm-start", run, Path("a.yaml"), None) == "next: make annotate CONFIG=a.yaml"
+    assert next_stages("warm-start", run, Path("a.yaml"), None, ()) == (
+        "next: make annotate CONFIG=a.yaml"
     )
-    assert next_stages("warm-start", run, None, None) == "next: make annotate"
+    planned = ("warm-start", "train-grpo", "eval")
+    assert next_stages("warm-start", run, None, None, planned) == "next: make train-grpo"
+    assert next_stages("warm-start", run, None, None, planned[:1]) == "next: make annotate"
     assert {name for names in NEXT.values() for name in names.split(", ")} <= set(STAGES)
 
 
