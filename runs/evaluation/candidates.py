@@ -67,11 +67,8 @@ def policy_candidates(
     recipe: Recipe, policies: Mapping[str, Recipe], data: Data
 ) -> Iterator[Candidate]:
     """Yields the policies of the evaluation."""
-    common = answering(recipe)
     for name, one in policies.items():
-        differing = {key: value for key, value in answering(one).items() if value != common[key]}
-        weights = {"model": one.policy.model, "digest": model_digest(one.policy, one)}
-        yield Candidate(name, one, data.questions, weights | differing)
+        yield Candidate(name, one, data.questions, _deciding(one, recipe))
 
 
 def baseline_candidates(
@@ -97,8 +94,7 @@ def baseline_candidates(
         deciding = dict(baseline.deciding)
         agent = reader.agent.model_copy(update={"protocol": "reading"})
         if baseline.asks_model:
-            digest = model_digest(reader.policy, reader)
-            deciding |= {"model": reader.policy.model, "digest": digest}
+            deciding |= _deciding(reader, recipe)
             deciding["prompt_hash"] = protocol_of(agent).prompt_hash
         yield Candidate(
             name,
@@ -109,6 +105,17 @@ def baseline_candidates(
             f"eval/{name}",
             baseline.asks_model,
         )
+
+
+def _deciding(one: Recipe, recipe: Recipe) -> dict[str, Any]:
+    """Returns a candidate's model, and those of its settings that are not the recipe's."""
+    common = answering(recipe)
+    differing = {key: value for key, value in answering(one).items() if value != common[key]}
+    return {
+        "model": one.policy.model,
+        "digest": model_digest(one.policy, one),
+        **differing,
+    }
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:

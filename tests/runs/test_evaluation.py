@@ -148,6 +148,18 @@ def test_another_draw_makes_new_calls_and_has_its_own_files(
     assert len(endpoint.requests) == again
 
 
+def test_another_setting_of_the_baseline_model_is_another_evaluation(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    run, alone = tmp_path / "run", "evaluation.baselines=[closed-book]"
+    for limit in (64, 400):
+        model = f"evaluation.baseline_model={{model: untrained, max_new_tokens: {limit}}}"
+        assert evaluated(config, run, alone, model) == 0
+    asked = [r["max_tokens"] for r in endpoint.requests if r["model"] == "untrained"]
+    assert sorted(asked) == [64] * 8 + [400] * 8
+    assert len(list((run / "eval" / "closed-book").iterdir())) == 2
+
+
 def test_majority_has_no_predictions_if_the_source_has_no_other_questions(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
