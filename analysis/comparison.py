@@ -13,6 +13,8 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 from analysis.significance import Interval, crossed_bootstrap
 from storage.records import FailedPrediction, Prediction
 
@@ -71,7 +73,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`policy` − `baseline` in one metric, over the questions that both answered."""
+    """`policy` − `baseline` in one metric, over the questions that both were asked."""
 
     policy: str
     baseline: str
@@ -222,7 +224,8 @@ def _differences(
         scores = [(getattr(b, metric), getattr(p, metric)) for b, p in shared]
         known = [(b, p) for b, p in scores if b is not None and p is not None]
         if known:
-            before, after = zip(*known, strict=True)
+            # As the tables store them: scores that are read back must equal those just made.
+            before, after = np.array(known, dtype=np.float32).astype(float).T
             interval = crossed_bootstrap(before, after, resamples=resamples, seed=seed)
             found.append(Difference(policy, baseline, stratum, metric, interval))
     return found

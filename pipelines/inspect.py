@@ -46,14 +46,17 @@ def inspect(
     sql = replace_surrogates(os.environ.get("SQL", "")).strip()
     if not sql and format in {"csv", "json"}:
         raise ConfigError(f'--format {format}: needs a query, as in SQL="select * from pairs"')
-    with connect(run.folder, label) as connection:
-        if sql:
-            rows = show(context.console, _interruptible_query(connection, run, sql), format)
-            return StageResult({"rows": rows})
-        for title, canned in canned_queries():
-            show(context.console, _interruptible_query(connection, run, canned), format, title)
-        if context.console.is_terminal and sys.stdin.isatty():
-            _prompt(context.console, run, connection)
+    try:
+        with connect(run.folder, label) as connection:
+            if sql:
+                rows = show(context.console, _interruptible_query(connection, run, sql), format)
+                return StageResult({"rows": rows})
+            for title, canned in canned_queries():
+                show(context.console, _interruptible_query(connection, run, canned), format, title)
+            if context.console.is_terminal and sys.stdin.isatty():
+                _prompt(context.console, run, connection)
+    except BrokenPipeError:  # the reader, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return StageResult({"run": str(run.folder)})
 
 

@@ -63,6 +63,7 @@ from training.grpo.canary import Canary, tolerance_for
 from training.grpo.rollouts import RolloutSource
 from training.grpo.train import train_grpo as train
 from training.report import TrainingReport
+from training.settings import GrpoSettings
 from weights.model_folders import file_hash
 from weights.policy_files import policy_files, tokenizer_of
 
@@ -85,7 +86,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     data = open_data(recipe)
     trainings = list(grpo_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe, data.questions) if recipe.training.grpo.eval_every else ()
-    _announce(context, trainings)
+    _announce(context, trainings, dev)
     log_notes(context, recipe, data)
     if context.dry_run:
         estimate = _estimate(context, trainings, dev, data)
@@ -238,12 +239,21 @@ def _rollouts(
     )
 
 
-def _announce(context: StageContext, trainings: Sequence[GrpoTraining]) -> None:
+def _dev_answers(settings: GrpoSettings, dev: Sequence[Question]) -> int:
+    """Returns the number of answers of the evaluations during a training."""
+    every = settings.eval_every
+    return len(dev) * len(range(0, settings.batches, every)) if every else 0
+
+
+def _announce(
+    context: StageContext, trainings: Sequence[GrpoTraining], dev: Sequence[Question]
+) -> None:
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)
         questions = settings.batch_questions + settings.dynamic_sampling
-        rollouts = settings.batches * questions * settings.group_size
+        answers = _dev_answers(settings, dev)
+        rollouts = settings.batches * questions * settings.group_size + answers
         context.log(
             f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
             f"{protocol.name}, {len(training.questions):,} questions, start "
@@ -251,7 +261,8 @@ def _announce(context: StageContext, trainings: Sequence[GrpoTraining]) -> None:
         )
         context.log(
             f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
-            f"{settings.group_size} rollouts each; at most {rollouts:,} rollouts and "
+            f"{settings.group_size} rollouts each{f', {answers:,} dev answers' * bool(answers)}; "
+            f"at most {rollouts:,} rollouts and "
             f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"
         )
 
@@ -262,8 +273,7 @@ def _estimate(
     recipe, units, bounds = context.recipe, NOTHING, CostRange()
     for training in trainings:
         settings = training.recipe.training.grpo
-        every = settings.eval_every
-        answers = len(dev) * len(range(0, settings.batches, every)) if every else 0
+        answers = _dev_answers(settings, dev)
         low, high = (
             settings.batches * settings.group_size * questions + answers
             for questions in (

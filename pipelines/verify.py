@@ -128,9 +128,13 @@ def _with_their_relabellings(run: Run, bad: Sequence[PartInfo]) -> list[PartInfo
 
 
 def _remedy(part: PartInfo) -> str:
+    if folder := relabelling_of(part.table):
+        return (
+            f"rerun `branchwise relabel --label {folder.partition('/')[2]}` with the settings in "
+            f"{folder}/labelling.yaml"
+        )
     stages = {
         "eval": "eval",
-        "relabelled": "relabel",
         "survival": "diagnose",
         "select": "select",
         TRAINED: "train-grpo",

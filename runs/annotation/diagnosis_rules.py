@@ -136,7 +136,7 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
         False,
         pairs.one_outcome > MUCH_ONE_OUTCOME and median <= LARGE_GAP,
         "one-outcome pairs",
-        f"{pairs.one_outcome:.0%} have one outcome per side",
+        f"{pairs.one_outcome:.0%} have a side with one outcome",
         "raise pairs.min_gap (`branchwise relabel`), or set mcts.rollout_temperature=0: "
         f"at gaps below {LARGE_GAP}, only about half of the sampled orders hold",
         f"under {MUCH_ONE_OUTCOME:.0%}, or gaps above {LARGE_GAP}, are usual",

@@ -97,6 +97,7 @@ def evaluate_on_dev(
         "evaluation.limit": runner.recipe.curriculum.dev_questions,
         "evaluation.policies": {name: model},
         "evaluation.baselines": [],
+        "evaluation.judge": None,
     }
     totals = runner.run_stage("eval", settings=asked)
     if not totals:

@@ -115,7 +115,7 @@ def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Ques
     Raises:
         ConfigError: If some overlap, by id or by text.
     """
-    trained = (_trained_on(one.policy.model) for one in policies)
+    trained = (_trained_on(one.policy.trainable) for one in policies)
     for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
         seen = repeated_questions(asked, _learned_from(folder))
         if seen:

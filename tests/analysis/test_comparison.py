@@ -9,6 +9,7 @@ from rich.console import Console
 from analysis.comparison import FEWEST, compare
 from analysis.tables import render_markdown, render_table
 from storage.records import FailedPrediction, Prediction
+from storage.schemas import SCHEMAS, rows_to_table, table_to_records
 
 
 def row(question_id: str, policy: str, em: float | None, **changes: Any) -> Prediction:
@@ -183,6 +184,13 @@ def test_identical_predictions_have_a_difference_of_zero() -> None:
     assert {(d.policy, d.interval.low, d.interval.high) for d in found.differences} == {
         ("b", 0.0, 0.0)
     }
+
+
+def test_stored_scores_equal_those_just_made() -> None:
+    made = [row(str(i), "p", 0.0, f1=2 / 3) for i in range(12)]
+    stored = table_to_records(rows_to_table(made, SCHEMAS["predictions"], "r"), Prediction)
+    found = compare({"stored": stored, "made": made}, resamples=100)
+    assert {d.interval.differing for d in found.differences} == {0}
 
 
 def test_each_policy_is_compared_with_all_earlier_ones() -> None:

@@ -85,6 +85,21 @@ def test_ctrl_c_ends_a_long_output(run: Path, form: str) -> None:
     assert printed.endswith(b"interrupted; rerun the same command to resume\n")
 
 
+def test_a_reader_may_close_the_pipe(run: Path) -> None:
+    child = subprocess.Popen(
+        [*BRANCHWISE, "inspect", "--run", str(run), "--format", "csv"],
+        env=os.environ | {"SQL": "select * from range(1000000000000)"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None and child.stderr is not None
+    assert child.stdout.readline() == b"range\n"
+    child.stdout.close()
+    problems = child.stderr.read()
+    assert (child.wait(CHECK_TIMEOUT_S), problems) == (0, b"")
+
+
 INTERRUPTED = """
 import os, signal
 from pipelines.cli import main

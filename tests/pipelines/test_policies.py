@@ -195,14 +195,15 @@ def test_a_policy_with_its_own_endpoint_needs_its_own_price(config: Path) -> Non
     assert load_recipe(config, [*more, f"evaluation.policies.second.price_per_million={price}"])
 
 
+@pytest.mark.parametrize("trained", ["{folder}", "{{model: policy, weights: {folder}}}"])
 def test_questions_that_a_policy_was_trained_on_are_refused(
-    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+    trained: str, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grown = ["annotate", "--config", str(config), "--run", str(tmp_path / "grown"), "--limit", "2"]
     assert run_stage(parser().parse_args(grown)) == 0
     (tmp_path / "dpo").mkdir()
     (tmp_path / "dpo" / "training.json").write_text('{"data": {"run": "grown"}}')
-    mine = f"evaluation.policies={{mine: {tmp_path}/dpo}}"
+    mine = f"evaluation.policies.mine={trained.format(folder=tmp_path / 'dpo')}"
     assert evaluated(config, tmp_path / "run", mine) == 2
     assert f"were annotated or trained on in {tmp_path}/grown" in capsys.readouterr().out
 

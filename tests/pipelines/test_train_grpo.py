@@ -100,6 +100,18 @@ def test_a_dry_run_prints_the_cost_and_writes_nothing(
     assert not (workspace.folder / "run").exists() and not (workspace.folder / "models").exists()
 
 
+def test_the_cost_includes_the_evaluations_on_dev(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--config", str(ROOT / "configs" / "arena.yaml"), "--set", "policy.model=packaged")
+    with pytest.raises(SystemExit) as ended:
+        main(["train-grpo", *words, "--dry-run"])
+    said = capsys.readouterr().out
+    # 30 batches of 12 questions with 7 rollouts, and 100 dev questions after every fifth batch.
+    assert not ended.value.code and "expected calls: 3,120 for 3,120 rollouts" in said
+    assert "7 rollouts each, 600 dev answers; at most 3,120 rollouts and 3,120 calls" in said
+
+
 def test_a_temperature_of_zero_is_refused(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:

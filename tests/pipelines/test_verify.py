@@ -146,7 +146,8 @@ def test_verify_names_the_stage_that_rebuilds_a_damaged_part(
         assert branchwise("relabel", run, "--label", label) == 0
     (run / "relabelled" / "same" / "pairs" / "part-00000.parquet").write_bytes(b"PAR1")
     assert branchwise("verify", run) == 1
-    assert "branchwise relabel" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "relabel --label same` with the settings in relabelled/same/labelling.yaml" in told
     assert verify_manifest(run) == []
     # Nothing of the relabelling stays, so that no training takes the other pairs for all.
     tables = {part.table for part in load_manifest(run).parts}

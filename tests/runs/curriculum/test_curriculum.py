@@ -111,9 +111,13 @@ def test_a_cycle_trains_the_policy_that_generated_its_trees(tmp_path: Path) -> N
 
 def test_all_policies_are_evaluated_on_the_same_dev_questions(tmp_path: Path) -> None:
     own_set = "evaluation.set={source: atlas, split: test}"
-    runner = scripted(tmp_path, "curriculum.dev_questions=50", own_set)
+    judge = "judge={engine: openai, model: a, base_url: http://localhost/v1}"
+    more = (own_set, judge, "evaluation.judge={}")
+    runner = scripted(tmp_path, "curriculum.dev_questions=50", *more)
     run_curriculum(runner)
-    asked = [data_settings(runner.recipe_with(one.settings)) for one in commands(runner, "eval")]
+    evaluated = [runner.recipe_with(one.settings) for one in commands(runner, "eval")]
+    assert {recipe.answer_judge for recipe in evaluated} == {None}, "EM decides, without a judge"
+    asked = [data_settings(recipe) for recipe in evaluated]
     assert (asked[0].split, asked[0].limit, asked[0].skip) == ("dev", 50, 0)
     assert asked == [asked[0]] * 3, "data.skip of a cycle should not change the dev set"
     assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
