@@ -25,7 +25,7 @@ class TrainingReport:
 
     Attributes:
         examples: Number of examples trained on; in outcome RL, of rollouts.
-        dropped: Number of examples that were too long.
+        dropped: Number of examples that were too long; in outcome RL, of calls.
         movement: Figures of the training's end; None without a curve.
         seconds: Seconds of training, over all attempts.
         holdout: Scores on the held-out pairs; None without such pairs.

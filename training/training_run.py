@@ -139,10 +139,11 @@ class TrainingRun:
             self.log(f"{self.kind}: {holdout}")
         base, chain = self._write(trainer.model)
         lines = read_metrics(self.target)
+        outcome_rl = self.kind == "grpo"
         report = TrainingReport(
             kind=self.kind,
-            examples=_rollouts(lines) if self.kind == "grpo" else len(examples),
-            dropped=given - len(examples),
+            examples=_sum(lines, "rollouts") if outcome_rl else len(examples),
+            dropped=_sum(lines, "too_long") if outcome_rl else given - len(examples),
             steps=trainer.state.global_step,
             seconds=round(max(seconds, lines[-1].get("seconds", 0.0) if lines else 0.0), 1),
             movement=movement_of(self.target),
@@ -200,5 +201,5 @@ class TrainingRun:
         return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
-def _rollouts(lines: Sequence[Mapping[str, Any]]) -> int:
-    return int(sum(line.get("rollouts", 0) for line in lines))
+def _sum(lines: Sequence[Mapping[str, Any]], name: str) -> int:
+    return int(sum(line.get(name, 0) for line in lines))

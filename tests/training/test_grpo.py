@@ -39,10 +39,12 @@ class RandomRollouts:
     Attributes:
         stop_at: Batch before which a limit is reached. None: never.
         reward: Reward of every rollout. None: 1 if it ends with WANTED, otherwise 0.
+        passages: Number of further tokens in every prompt.
     """
 
     stop_at: int | None = None
     reward: float | None = None
+    passages: int = 0
     drawn: list[int] = field(default_factory=list)
     models: list[Any] = field(default_factory=list)
 
@@ -57,7 +59,7 @@ class RandomRollouts:
 
     def _rollout(self, number: int, question: int, draw: int) -> Rollout:
         rng = random.Random(f"{number}:{question}:{draw}")
-        prompt = (1, 2, 3, 100 + question)
+        prompt = (1, 2, 3, 100 + question, *[9] * self.passages)
         first = tuple(rng.choices(range(5000), k=3))
         second = (*rng.choices(range(5000), k=2), WANTED if draw % 2 else 77)
         calls = (
@@ -170,6 +172,17 @@ def test_a_batch_without_spread_leaves_the_weights_unchanged(base: str, tmp_path
     after = dict(trainer.model.named_parameters())
     assert all(bool((after[name] == p).all()) for name, p in before.items())
     assert ["no group has spread" in line for line in said[:3]] == [True] * 3
+
+
+def test_calls_longer_than_max_length_are_counted_and_named(base: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    report = train(RandomRollouts(passages=24), base, tmp_path, said, max_length=32, batches=1)
+    (line,) = [line for line in said if "max_length" in line]
+    (measured,) = read_metrics(tmp_path)
+    assert report.dropped == measured["too_long"] == 8, "the second call of eight rollouts"
+    assert measured["rows"] == 8
+    assert f"{report.dropped} calls are left out" in line
+    assert not any("no group has spread" in line for line in said)
 
 
 def test_non_finite_updates_are_skipped_and_three_in_a_row_end_the_training(

@@ -104,7 +104,12 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         random.Random(f"updates:{self.seed}:{number}").shuffle(rollouts)
         parts = [rollouts[start :: settings.updates] for start in range(settings.updates)]
         rows = [self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)]
-        if not any(rows):
+        if too_long := self.measured["too_long"]:
+            self.print_line(
+                f"batch {number}: {too_long:.0f} calls are left out, because they are longer than "
+                f"training.grpo.max_length ({settings.max_length} tokens)"
+            )
+        elif not any(rows):
             self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
         updates = self._with_logps(rows)
         self.measured["before_s"] = time.monotonic() - began
