@@ -27,8 +27,8 @@ NOT_MEANT = "static TLS"
 """The loader lacks room for a library's thread variables, which is not a lack of memory."""
 ADVICE = (
     "Free some memory, or reduce one of these: limits.max_questions_in_flight, limits.kv_cache_gib "
-    "(the embedded engine), --workers, training.dpo.micro_batch. Then rerun the same command to "
-    "resume"
+    "(the embedded engine), --workers, micro_batch or micro_tokens of the training. Then rerun the "
+    "same command to resume"
 )
 
 

@@ -263,6 +263,8 @@ class GrpoSettings(OptimiserSettings):
             )
         if self.kl_in == "reward" and self.kl != "k1":
             raise ValueError(f"kl: {self.kl} is a loss term. Use k1 in the reward, or kl_in: loss")
+        if len({stage.name for stage in self.stages}) < len(self.stages):
+            raise ValueError("stages: two have the same name, and would share a model folder")
         if self.updates > self.batch_questions * self.group_size:
             raise ValueError("updates: a batch has fewer rollouts than updates")
         return self

@@ -188,7 +188,9 @@ class TrainingRun:
 
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
         """Returns the hash of everything that affects the training (32 hex digits)."""
-        passing = {"save_every", "report_to", "allow_off_policy_pairs"}
+        # They change no data, and weights by rounding at most.
+        passing = {"save_every", "report_to", "allow_off_policy_pairs", "max_dropped_share"}
+        passing |= {"eval_every", "micro_batch", "micro_tokens"}
         settings = self.training.values_of(self.kind)
         parts = {
             "kind": self.kind,

@@ -43,7 +43,6 @@ class TreeGroups:
             groups,
             {
                 "rollouts": float(len(rewards)),
-                "reward": fmean(rewards),
                 "silent_share": fmean(
                     not has_spread([one.reward for one in group]) for group in groups
                 ),

@@ -206,4 +206,4 @@ def test_batches_of_trees_draw_every_question_once_before_repeating_any() -> Non
     drawn = [group[0].question_id for batch in batches for group in batch.groups]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["a", "b", "c", "d", "e"]
     assert drawn[:5] != drawn[5:], "epochs should differ in their order"
-    assert batches[0].measured == {"rollouts": 4.0, "reward": 0.75, "silent_share": 0.0}
+    assert batches[0].measured == {"rollouts": 4.0, "silent_share": 0.0}

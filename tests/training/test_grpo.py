@@ -134,6 +134,17 @@ def test_the_curve_counts_the_tokens_of_the_forward_passes(
     assert line["trained_tokens"] == tokens
 
 
+@pytest.mark.parametrize("changes", [{"micro_tokens": 1024}, {"eval_every": 2}])
+def test_a_training_resumes_with_settings_that_do_not_affect_it(
+    changes: Mapping[str, Any], base: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BudgetExceeded):
+        train(RandomRollouts(stop_at=2), base, tmp_path)
+    again = RandomRollouts()
+    train(again, base, tmp_path, **changes)
+    assert again.drawn == [2]
+
+
 @pytest.mark.parametrize("changes", [{}, {"updates": 2, "beta": 0.1, "kl": "k2"}])
 def test_a_resumed_training_has_the_uninterrupted_curve_and_adapter(
     changes: Mapping[str, Any], base: str, tmp_path: Path

@@ -196,11 +196,21 @@ def test_grpo_subtracts_the_divergence_of_the_whole_rollout_from_its_reward() ->
     ]
 
 
+def test_the_weight_of_the_divergence_counts_in_groups_without_spread() -> None:
+    one, other = rollout(1, 1), rollout(1, 2)
+    log_ratios = {one.calls[0].tokens: (1.0,), other.calls[0].tokens: (0.0, 0.0)}
+    for beta in (0.01, 0.1):
+        settings = GrpoSettings(kl="k1", kl_in="reward", beta=beta)
+        (_, low), (_, high) = advantages_of([[one, other]], settings, log_ratios)
+        assert (low, high) == (pytest.approx([-beta / 2]), pytest.approx([beta / 2] * 2))
+
+
 @pytest.mark.parametrize(
     ("block", "complaint"),
     [
         ({"kl": "k1"}, "expected gradient of k1"),
         ({"kl": "k2", "kl_in": "reward"}, "loss term"),
+        ({"stages": [{"name": "a"}, {"name": "a"}]}, "two have the same name"),
         ({"updates": 9, "batch_questions": 2, "group_size": 4}, "fewer rollouts"),
     ],
 )

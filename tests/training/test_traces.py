@@ -128,6 +128,24 @@ def test_a_cut_document_is_one_hop_unless_the_question_says_otherwise() -> None:
     assert len(hops_of(all_needed, passages)) == 4
 
 
+def test_passages_without_titles_are_asked_for_by_the_question() -> None:
+    passages = {
+        name: Passage(id=name, title="", text=text)
+        for name, text in (("ann", "Ann was born in Lima."), ("lima", "Lima lies in Peru."))
+    }
+    question = a_question(
+        question="In which country was Ann born?",
+        answers=("Peru",),
+        supporting_ids=tuple(passages),
+        supporting_titles=("",),
+        hops=None,
+    )
+    hops = hops_of(question, passages)
+    assert [hop.passage_id for hop in hops] == ["ann", "lima"], "they are not of one title"
+    assert hops[0].queries[0] == question.question
+    assert all(query for hop in hops for query in hop.queries)
+
+
 @pytest.mark.parametrize(
     "extra",
     [{"hops": 2}, {"decomposition": ["Who?", "Where?"]}, {"decomposition": [{"sub": "Who?"}]}],

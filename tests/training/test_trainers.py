@@ -181,6 +181,26 @@ def test_a_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
     assert read[0] == read[1] and read[0][-1] > read[0][0] > 0
 
 
+def test_a_training_resumes_with_smaller_micro_batches(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def train(target: Path, micro_batch: int) -> None:
+        settings = preference(epochs=2, micro_batch=micro_batch)
+        train_dpo(TrainingRun("dpo", settings, base, target, 0, log=said.append), pairs(16))
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(whole, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "curves", _killed_at(7))
+        with pytest.raises(KeyboardInterrupt):
+            train(killed, 2)
+    train(killed, 1)
+    assert any("resumes from" in line for line in said)
+    assert losses(killed) == pytest.approx(losses(whole), rel=1e-3)
+
+
 def _killed_at(step: int) -> Any:
     real = curves_of
 

@@ -4,9 +4,10 @@ A group is all rollouts of one question. `training.grpo.loss` has the loss that 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from statistics import fmean, pstdev, stdev
-from typing import Any, Literal
+from typing import Literal
 
 from training.grpo.rollouts import Rollout
 from training.packing import StepTokens
@@ -76,8 +77,8 @@ def advantages_of(
 ) -> list[tuple[Rollout, list[float]]]:
     """Returns all rollouts, each with the advantages of its sampled tokens.
 
-    They are 0 for a rollout without others in its group, and in groups without spread. REINFORCE++
-    standardises over the whole batch instead.
+    They are 0 for a rollout without others in its group, and in groups without spread, apart from
+    the divergence. REINFORCE++ standardises over the whole batch instead.
 
     Args:
         log_ratios: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
@@ -86,22 +87,22 @@ def advantages_of(
     beta = settings.beta if settings.kl_in == "reward" and log_ratios is not None else 0.0
     if settings.algorithm == "reinforce++":
         return _reinforce(groups, settings, log_ratios, beta)
-    compare = leave_one_out if settings.algorithm == "rloo" else _scaled(settings)
+    rloo = settings.algorithm == "rloo"
+    compare = leave_one_out if rloo else partial(group_advantages, scale=settings.scale)
+    centred = leave_one_out if rloo else partial(group_advantages, scale="none")
     found = []
     for group in groups:
-        rewards = [
-            rollout.reward - beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group
-        ]
+        rewards = [rollout.reward for rollout in group]
         advantages = compare(rewards) if has_spread(rewards) else [0.0] * len(group)
+        if beta and len(group) > 1:
+            # Scaled by a deviation of its own, the divergence would count fully at any beta.
+            costs = [beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group]
+            advantages = [a - c for a, c in zip(advantages, centred(costs), strict=True)]
         found += [
             (rollout, [advantage] * rollout.sampled)
             for rollout, advantage in zip(group, advantages, strict=True)
         ]
     return found
-
-
-def _scaled(settings: GrpoSettings) -> Any:
-    return lambda rewards: group_advantages(rewards, settings.scale)
 
 
 def _reinforce(

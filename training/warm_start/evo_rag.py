@@ -100,7 +100,7 @@ class _TraceBuilder:
         walk.counts["searches"] += 1
         walk.counts[counted] += 1
         for passage in found:
-            if not walk.is_gold(passage):
+            if passage.title and not walk.is_gold(passage):
                 self._leads.setdefault(passage.title, True)
         shown = hop is not None and any(p.id == hop.passage_id for p in found)
         self._note = walk.rng.choice(hop.evidence) if hop and shown else NOTHING_FOUND

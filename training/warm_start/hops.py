@@ -74,7 +74,7 @@ def _one_per_title(question: Question, gold: list[Passage]) -> list[Passage]:
     All passages of a document that was cut have its title. Only one of them is needed, probably the
     one with the best sentence.
     """
-    titles = question.supporting_titles
+    titles = [title for title in question.supporting_titles if title]
     if not 0 < len(titles) < len(gold) or (question.hops or 0) >= len(gold):
         return gold
     best: dict[str, Passage] = {}
@@ -164,7 +164,8 @@ def _rank(question: Question, passage: Passage) -> int:
 
 
 def _is_named(question: Question, passage: Passage) -> int:
-    return int(_bare_title(passage.title).lower() in question.question.lower())
+    title = _bare_title(passage.title).lower()
+    return int(title != "" and title in question.question.lower())
 
 
 def _holds_answer(question: Question, passage: Passage) -> int:
@@ -186,7 +187,8 @@ def _queries(question: Question, passage: Passage, place: int) -> tuple[str, ...
     # query is then the question itself.
     if place == 0 and not _is_named(question, passage):
         wordings = [question.question, " ".join(rest)]
-    return tuple(dict.fromkeys(([asked] if asked else []) + wordings))
+    given = [query for query in (asked, *wordings) if query]
+    return tuple(dict.fromkeys(given)) or (question.question,)
 
 
 def _sub_question(question: Question, place: int) -> str | None:

@@ -59,7 +59,7 @@ class _Turn:
                 return
             self._known = cited(walk.rng, hop)
             spare = walk.steps_left - (len(walk.hops) - number) - 1
-            leads = [p.title for p in found if not walk.is_gold(p)]
+            leads = [p.title for p in found if p.title and not walk.is_gold(p)]
             if leads and spare > 0 and walk.rng.random() < self._needless:
                 await self._search(walk.rng.choice(leads))
                 walk.counts["searches: useless"] += 1
