@@ -11,6 +11,12 @@ PYTHON ?= python3
 # TORCH_INDEX is the address of an index with CPU builds of torch, if the default one has only CUDA.
 USER_VARIABLES := CONFIG RUN SQL STUDY ARGS EXTRAS TORCH_INDEX BRANCHWISE_VLLM_PYTHON
 $(foreach name,$(USER_VARIABLES),$(eval override $(name) := $$(value $(name))))
+# A line break in ARGS separates words. In a recipe, it would end the command.
+define LINE_BREAK
+
+
+endef
+override ARGS := $(subst $(LINE_BREAK), ,$(ARGS))
 export $(USER_VARIABLES)
 
 VENV := .venv

@@ -1,9 +1,9 @@
 """`make study STUDY=r1-searcher`: does R1-Searcher's reward help, and does its first stage?
 
 One warm start, then both stages with the paper's rewards; the same without the penalty of stage 2
-for a wrong format, which on atlas costs more than right answers earn; and as many batches of stage
-2 alone, where the paper's instruct model stopped searching (section 4.2). The curves of trainings
-with both stages are those of the second.
+for a wrong format, which on atlas costs more than right answers earn (as in the recipe); and the
+paper's stage 2 alone for as many batches, where its instruct model stopped searching (section 4.2).
+The curves of trainings with both stages are those of the second.
 """
 
 from functools import partial
@@ -17,14 +17,17 @@ TRAINER = "train-grpo"
 BATCHES = 20
 """Batches of both stages in the recipe."""
 
+PENALTY = {"rewards.format_failure": -2.0}
+"""The paper's (equation 3)."""
+
 ARMS = (
     Arm(START),
-    Arm("two-stages", TRAINER),
-    Arm("no-penalty", TRAINER, pairs={"rewards.format_failure": 0.0}),
+    Arm("two-stages", TRAINER, pairs=PENALTY),
+    Arm("no-penalty", TRAINER),
     Arm(
         "stage-2-alone",
         TRAINER,
-        pairs={"rewards.stage": 2},
+        pairs={**PENALTY, "rewards.stage": 2},
         training={"stages": [], "batches": BATCHES},
     ),
 )

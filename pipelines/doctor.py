@@ -28,6 +28,8 @@ from runs.stage import BAD_INPUT, DONE, StageContext, StageResult
 from storage.cache import check_cache_not_shared
 
 EXTRAS = ("cpu", "train", "dense", "study")
+TRAINERS = frozenset({"train-sft", "train-dpo", "train-grpo"})
+"""Stages that train the policy."""
 
 
 def doctor(context: StageContext) -> StageResult:
@@ -44,6 +46,12 @@ def doctor(context: StageContext) -> StageResult:
     for problem in found:
         context.log(f"problem: {problem}")
     log_notes(context, context.recipe)
+    policy, trainings = context.recipe.policy, TRAINERS & set(context.recipe.stages)
+    if policy.engine == "openai" and policy.weights is None and trainings:
+        context.log(
+            f"note: {', '.join(sorted(trainings))} will need policy.weights, the weights that the "
+            "endpoint serves"
+        )
     context.log("the recipe can run here" if not found else "fix these problems first")
     return StageResult({"problems": found}, BAD_INPUT if found else DONE)
 

@@ -168,7 +168,8 @@ def _report(
         folder = run.folder / "eval" / row["policy"] / name
         atomic_write_json(folder / "metrics.json", {**row, "differences": differences})
     atomic_write_text(run.folder / "eval" / f"{name}.md", render_markdown(comparison))
-    more = "" if by_type else ", also by type, hops and guessability"
+    has_more = any(row.stratum != EVERYTHING for row in comparison.rows) and not by_type
+    more = ", also by type, hops and guessability" if has_more else ""
     context.log(f"wrote {run.folder / 'eval' / name}.md{more}")
     return {"set": name, "policies": rows}
 

@@ -30,7 +30,7 @@ from sources.files import existing
 from sources.load import Data
 from storage.records import Message
 from weights.embedded_models import check_embedded
-from weights.policy_files import validated_policy_files
+from weights.policy_files import policy_files, validated_policy_files
 
 Check = tuple[str, Callable[[], object]]
 
@@ -145,6 +145,8 @@ def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
 def start_files(setting: str, recipe: Recipe, start: str) -> Iterator[Check]:
     """Yields the check that the embedded engine, if the recipe uses it, can run what is trained.
 
+    With an endpoint, checks that the weights are named.
+
     Args:
         setting: Setting that names `start`.
         recipe: Recipe of the training.
@@ -152,6 +154,17 @@ def start_files(setting: str, recipe: Recipe, start: str) -> Iterator[Check]:
     """
     if recipe.policy.engine == "openvino":
         yield setting, partial(_runs_embedded, start)
+    elif recipe.policy.engine == "openai" and start == recipe.policy.model:
+        yield setting, partial(_names_weights, start)
+
+
+def _names_weights(model: str) -> None:
+    try:
+        policy_files(model)
+    except ConfigError as error:
+        raise ConfigError(
+            f"policy.weights is not set: name the weights that the endpoint serves ({error})"
+        ) from error
 
 
 def _runs_embedded(model: str) -> None:

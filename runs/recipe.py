@@ -168,7 +168,8 @@ class LimitSettings(Settings):
             calls in flight finish and the stage exits with 3.
         max_tokens: Token limit per run folder: prompts and completions of all models. Otherwise as
             `max_usd`.
-        max_hours: Limit per attempt at one stage; unlimited by default.
+        max_hours: Limit per attempt at one stage that calls models; unlimited by default. Trainings
+            on stored data ignore it.
         max_failed_share: Share of failed questions above which a stage exits with 4; for
             `train-grpo`, share of a batch's rollouts above which the training ends with 1.
     """

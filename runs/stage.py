@@ -138,7 +138,7 @@ class Gate:
         reached = self.limit_reached()
         if reached is not None:
             self.reason = reached
-            raise BudgetExceeded(f"{reached}; raise it and rerun the same command to resume")
+            raise BudgetExceeded(f"{reached}; rerun the same command to resume")
 
     def limit_reached(self) -> str | None:
         """Returns the limit that is reached, in words; None if there is none."""
@@ -146,9 +146,9 @@ class Gate:
         tokens = spent.input_tokens + spent.output_tokens
         hours = (time.monotonic() - self.started) / 3600
         if limits.max_tokens is not None and tokens >= limits.max_tokens:
-            return f"limits.max_tokens {limits.max_tokens:,} reached"
+            return f"limits.max_tokens {limits.max_tokens:,} reached (raise it first)"
         if limits.max_usd is not None and spent.cost_usd >= limits.max_usd:
-            return f"limits.max_usd {limits.max_usd} reached"
+            return f"limits.max_usd {limits.max_usd} reached (raise it first)"
         if limits.max_hours is not None and hours >= limits.max_hours:
             return f"limits.max_hours {limits.max_hours} reached"
         return None

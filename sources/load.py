@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import islice
 
 from base.errors import ConfigError
@@ -289,6 +290,8 @@ def _note_missing(
             notes[_CUT] += len(after.supporting_ids) > len(after.supporting_titles)
     notes[_RESPELLED] += len(respelled)
     has = f"; the corpus has titles such as {_examples(titles)}" if titles else ""
+    if missing and ids:
+        has += f" and ids such as {_examples(nsmallest(3, ids))}"
     examples = {
         _CITED: f", such as {_examples(missing)}{has}",
         _RESPELLED: f", such as {_examples(respelled)}",

@@ -202,6 +202,12 @@ def test_args_are_expanded_by_the_shell(checkout: Checkout) -> None:
     assert checkout.given == ["annotate", "--limit", "5", "--set", "name=a $HOME", ""], home
 
 
+def test_a_line_break_in_args_separates_words(checkout: Checkout) -> None:
+    done = checkout.make("annotate", "ARGS=--limit 5\n--set name='a b'")
+    assert done.returncode == 0, done.stderr
+    assert checkout.given == ["annotate", "--limit", "5", "--set", "name=a b", ""]
+
+
 def test_args_change_which_extras_are_installed(checkout: Checkout) -> None:
     assert checkout.make("annotate", "ARGS=--limit 2 > kept.txt").returncode == 0
     assert checkout.installed == ""

@@ -120,7 +120,9 @@ def _deciding(one: Recipe, recipe: Recipe) -> dict[str, Any]:
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
     asked = {folded_question(question.question) for question in data.questions}
-    known = load_split(data_settings(recipe), "train", recipe.seed)
+    own_set = recipe.evaluation.set is not None or recipe.evaluation.mix
+    settings = recipe.data if own_set else data_settings(recipe)
+    known = load_split(settings, "train", recipe.seed)
     return (q for q in known if folded_question(q.question) not in asked)
 
 

@@ -86,7 +86,8 @@ def test_a_limit_stops_the_study_and_it_can_resume(
     limit = spent.input_tokens + spent.output_tokens + 1
     assert study(run, "--set", f"limits.max_tokens={limit}") == 3
     said = (
-        f"study labels: fresh rollouts: limits.max_tokens {limit:,} reached; rerun the same command"
+        f"study labels: fresh rollouts: limits.max_tokens {limit:,} reached "
+        "(raise it first); rerun the same command"
     )
     assert said in capsys.readouterr().out
     assert not (run / "study" / "labels.md").exists()

@@ -73,8 +73,9 @@ def test_r1_searcher_trains_both_stages_as_long_as_the_second_alone(
     r1_searcher.STUDY.carry_out(runner)
     both, unpunished, alone = [one.settings for one in runner.ran if one.stage == "train-grpo"]
     recipe = runner.recipe.training.grpo
-    assert both == {"seed": 0}
-    assert unpunished == {"seed": 0, "rewards.format_failure": 0.0}
+    assert both == {"seed": 0, "rewards.format_failure": -2.0}
+    assert unpunished == {"seed": 0}
+    assert runner.recipe.rewards.model_dump()["format_failure"] == 0.0
     assert alone["rewards.stage"] == 2
     assert alone["training.grpo.stages"] == []
     batches = sum(stage.batches or recipe.batches for stage in recipe.stages)

@@ -26,7 +26,9 @@ def test_all_problems_of_a_recipe_are_printed_at_once(
         config = recipe(tmp_path, endpoint.base_url)
         assert doctor(config, tmp_path / "run") == 0
         assert not (tmp_path / "run").exists()
-        assert "the recipe can run here" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "the recipe can run here" in said
+        assert "note: train-dpo will need policy.weights" in said
         dead = {"kind": "http", "url": "http://127.0.0.1:9/retrieve"}
         judge = {"engine": "openai", "model": "none", "base_url": endpoint.base_url}
         config = recipe(
@@ -111,7 +113,7 @@ def test_a_proxy_that_would_see_prompts_and_keys_is_printed(
         run_stage(parser().parse_args(arguments))
         said = capsys.readouterr().out
         assert "hunter2" not in said
-        return [line for line in said.splitlines() if line.startswith("note:")]
+        return [line for line in said.splitlines() if line.startswith("note:") and "proxy" in line]
 
     search = {"kind": "http", "url": "http://search.example"}
     both = told("doctor", retrieval=search)

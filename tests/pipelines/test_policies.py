@@ -208,6 +208,16 @@ def test_questions_that_a_policy_was_trained_on_are_refused(
     assert f"were annotated or trained on in {tmp_path}/grown" in capsys.readouterr().out
 
 
+def test_training_needs_the_weights_that_the_endpoint_serves(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--config", str(config), "--run", str(tmp_path / "grown")]
+    assert run_stage(parser().parse_args(["annotate", *run, "--limit", "2"])) == 0
+    assert run_stage(parser().parse_args(["train-dpo", *run, "--dry-run"])) == 2
+    told = capsys.readouterr().out
+    assert "policy.weights is not set: name the weights that the endpoint serves" in told
+
+
 def test_missing_weights_are_an_error_before_any_call(
     tmp_path: Path,
     config: Path,

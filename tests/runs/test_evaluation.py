@@ -170,6 +170,19 @@ def test_majority_has_no_predictions_if_the_source_has_no_other_questions(
     assert predictions(run, "majority") == []
 
 
+def test_majority_of_an_own_set_comes_from_the_training_questions(
+    tmp_path: Path, config: Path
+) -> None:
+    training = [{**row, "answers": ["Peso"]} for row in QUESTIONS]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in training))
+    blocks = json.loads(config.read_text())
+    blocks["data"] |= {"questions": str(tmp_path / "train.jsonl")}
+    config.write_text(json.dumps(blocks))
+    asked = "evaluation.set.split=null"
+    assert evaluated(config, tmp_path / "run", asked, "evaluation.baselines=[majority]") == 0
+    assert {row.prediction for row in predictions(tmp_path / "run", "majority")} == {"peso"}
+
+
 @pytest.mark.parametrize(
     ("setting", "says"),
     [

@@ -244,7 +244,8 @@ def test_titles_that_do_not_match_are_listed_with_three_examples(tmp_path: Path)
     assert missing.startswith('warning: cited passages not in the corpus: 4, such as "Miss')
     assert missing.count('"Miss') == 3
     assert "\x1b" not in missing
-    assert missing.endswith('; the corpus has titles such as "Ada Lovelace"')
+    assert '; the corpus has titles such as "Ada Lovelace" and ids such as ' in missing
+    assert missing.endswith('"docs/Ada_Lovelace.txt"')
     assert any(line.endswith(': 1, such as "ADA_LOVELACE"') for line in lines)
 
 
