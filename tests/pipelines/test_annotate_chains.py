@@ -116,8 +116,8 @@ def test_a_relabelling_with_shuffled_order_can_be_trained_on(
     assert {p.label_digest for p in shuffled}.isdisjoint(p.label_digest for p in earned)
     capsys.readouterr()
     for stage in ("train-dpo", "train-sft"):
-        arguments = ("--label", "shuffled", "--name", "control", "--dry-run")
-        # The policy of an endpoint is only known by its name; a dry run does not load its weights.
+        weights = ("--set", "policy.weights=packaged")  # what the endpoint serves
+        arguments = ("--label", "shuffled", "--name", "control", "--dry-run", *weights)
         assert branchwise(stage, config, run, *arguments) == 0
         assert "models/run/control" in capsys.readouterr().out
     right = ("--set", "training.sft.examples=right", "--label", "shuffled")
