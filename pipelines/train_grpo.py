@@ -253,6 +253,7 @@ def _announce(
         protocol = protocol_of(recipe.agent)
         questions = settings.batch_questions + settings.dynamic_sampling
         answers = _dev_answers(settings, dev)
+        also = f", {answers:,} dev answers" if answers else ""
         rollouts = settings.batches * questions * settings.group_size + answers
         context.log(
             f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
@@ -261,8 +262,7 @@ def _announce(
         )
         context.log(
             f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
-            f"{settings.group_size} rollouts each{f', {answers:,} dev answers' * bool(answers)}; "
-            f"at most {rollouts:,} rollouts and "
+            f"{settings.group_size} rollouts each{also}; at most {rollouts:,} rollouts and "
             f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"
         )
 

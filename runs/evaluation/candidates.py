@@ -111,11 +111,7 @@ def _deciding(one: Recipe, recipe: Recipe) -> dict[str, Any]:
     """Returns a candidate's model, and those of its settings that are not the recipe's."""
     common = answering(recipe)
     differing = {key: value for key, value in answering(one).items() if value != common[key]}
-    return {
-        "model": one.policy.model,
-        "digest": model_digest(one.policy, one),
-        **differing,
-    }
+    return {"model": one.policy.model, "digest": model_digest(one.policy, one), **differing}
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
