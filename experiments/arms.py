@@ -15,7 +15,7 @@ from evaluation.scoring import score_failure
 from runs.costs import TREE_CALLS
 from runs.evaluation.question_set import evaluation_data
 from runs.factories import model_folder
-from runs.seal import LEDGER
+from runs.record import LEDGER
 from runs.studies.study_runner import StageTotals, StudyRunner
 from storage.call_history import read_call_history
 from storage.ledger_rows import Totals

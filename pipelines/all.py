@@ -4,15 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.stages import STAGES
-from runs.stage import DONE, ByType, StageContext, StageResult, Workers
+from runs.stage import DONE, ByType, StageContext, StageResult
 
 _TAKE_LIMIT = frozenset({"select", "annotate", "train-grpo"})
 """Stages that `--limit` applies to."""
 
 
-def all_stages(context: StageContext, by_type: ByType = False, workers: Workers = 1) -> StageResult:
+def all_stages(context: StageContext, by_type: ByType = False) -> StageResult:
     """Runs the stages."""
-    options = {"by_type": by_type, "workers": workers}
+    options = {"by_type": by_type}
     totals: dict[str, Any] = {}
     for name in context.recipe.stages:
         limited = context if name in _TAKE_LIMIT else replace(context, limit=None)

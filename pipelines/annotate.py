@@ -5,7 +5,8 @@
 Reads the recipe's questions and corpus; writes `trees/`, `pairs/`, `failures.parquet` and the
 ledger into the run folder. Every call is stored in the ledger before it is used. To resume a run
 that ended early, rerun the command: finished questions are skipped, stored calls are replayed, and
-the same seed gives the same trees.
+the same seed gives the same trees. `--replay` only replays: it finishes the questions whose calls
+are all stored, even if the models are gone.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
+from typing import Annotated
 
 import pyarrow.compute as pc
 
@@ -20,59 +22,71 @@ from annotation.annotator import AnnotatedQuestion
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
 from retrieval.interface import Retriever
-from runs.annotation.commit import FAILED, Committer, restate_questions
+from runs.annotation.commit import FAILED, Committer
 from runs.annotation.dataset_card import describe_search, write_card
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.tree_growing import grow_questions
-from runs.annotation.workers import WorkerPool, WorkerTask, check_workers_allowed, per_worker_recipe
 from runs.cost_bounds import tree_cost
 from runs.costs import TREE_CALLS, CostEstimate, describe_costs, estimate_from_run
 from runs.factories import open_data, open_index
-from runs.folder import Run, check_run_folder, open_run
-from runs.inputs import adds_questions, check_not_fewer, inputs_of
+from runs.folder import Run, check_run_folder, existing_run, open_run
+from runs.inputs import (
+    adds_questions,
+    annotation_inputs,
+    check_not_fewer,
+    model_digests,
+    noted_model_digests,
+)
 from runs.preflight import log_notes, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.stage import Gate, StageContext, StageResult, Workers, failure_code
+from runs.stage import LIMIT_REACHED, Gate, StageContext, StageResult, failure_code
 from sources.load import Data
-from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
-from storage.records import Question
 
 INVALID_REPLY_WARNING_SHARE = 0.9
 """Share of invalid replies from which the model is the reason for missing pairs."""
 
+Replayed = Mapping[str, str] | None
+"""Digests of the models by role, if their stored calls are replayed without the models."""
 
-def annotate(context: StageContext, workers: Workers = 1) -> StageResult:
+
+def annotate(
+    context: StageContext,
+    replay: Annotated[bool, "only use stored calls; needs no model"] = False,
+) -> StageResult:
     """Runs the stage (see module)."""
     recipe = context.limited_recipe
-    data = _check(context, recipe, workers)
+    replayed = noted_model_digests(existing_run(context.run)) if replay else None
+    data = _check(context, recipe, replayed)
     if context.dry_run:
         return _estimate(context, recipe, data).report(context, questions=len(data.questions))
-    run, retriever = _prepare(context, recipe, data)
-    return asyncio.run(_grow(context, run, data, retriever, workers))
+    run, retriever = _prepare(context, recipe, data, replayed)
+    return asyncio.run(_grow(context, run, data, retriever, replayed))
 
 
-def _check(context: StageContext, recipe: Recipe, workers: int) -> Data:
+def _check(context: StageContext, recipe: Recipe, replayed: Replayed) -> Data:
     """Reads the data, logs the plan, and checks everything that needs no endpoint."""
     check_not_confirmed(recipe)
     data = open_data(recipe)
     announce(context, recipe, data)
-    check_workers_allowed(recipe, workers)
     # Before the run folder has a recipe in it, which the fixed command would not be let change.
     check_run_folder(context.run, recipe)
     check_not_fewer(context.run, data.questions, recipe.data.limit)
-    require(weights(recipe))
+    if replayed is None:
+        require(weights(recipe))
     if told := outdated_weights_warning(recipe):
         context.log(told)
     return data
 
 
-def _prepare(context: StageContext, recipe: Recipe, data: Data) -> tuple[Run, Retriever]:
-    if _pending(context.run, data):
+def _prepare(
+    context: StageContext, recipe: Recipe, data: Data, replayed: Replayed
+) -> tuple[Run, Retriever]:
+    if _pending(context.run, data) and replayed is None:
         require(servers(recipe))
     retriever = open_index(recipe, data.passages, context.log)
-    inputs = inputs_of(recipe, data, retriever)
+    inputs = annotation_inputs(recipe, data, retriever, replayed or model_digests(recipe))
     grown = ("questions",) if adds_questions(context.run, data.questions) else ()
     return open_run(context.run, recipe, {"data": data.notes}, inputs, grown), retriever
 
@@ -121,23 +135,17 @@ def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate
 
 
 async def _grow(
-    context: StageContext, run: Run, data: Data, retriever: Retriever, workers: int
+    context: StageContext, run: Run, data: Data, retriever: Retriever, replayed: Replayed
 ) -> StageResult:
     recipe = run.recipe
     with run.open_ledger() as ledger:
-        if restated := restate_questions(run, ledger):
-            context.log(f"{run.ledger}: damaged question states rebuilt: {restated}")
         committer = Committer(run, ledger, data.questions, data.notes)
         pending = committer.pending()
-        workforce = _make_worker_pool(workers, run, pending, ledger)
-        spent = workforce.spent if workforce else ledger.totals
-        gate = Gate(recipe.limits, spent, context.log)
-        progress = Progress("annotate", len(data.questions), grows=True, spent=spent)
+        gate = Gate(recipe.limits, ledger.totals, context.log)
+        progress = Progress("annotate", len(data.questions), grows=True, spent=ledger.totals)
         progress.done = progress.resumed_from = len(data.questions) - len(pending)
-        growing = (
-            workforce.grown(gate, progress, context.log)
-            if workforce
-            else grow_questions(recipe, pending, retriever, ledger, gate, progress, context.log)
+        growing = grow_questions(
+            recipe, pending, retriever, ledger, gate, progress, context.log, replayed
         )
         with gate.listening():
             try:
@@ -152,18 +160,6 @@ async def _grow(
             write_card(run)
         spent_in_words = list(describe_costs(ledger, recipe.limits))
     return _close(context, recipe, progress, gate, totals, spent_in_words)
-
-
-def _make_worker_pool(
-    workers: int, run: Run, pending: Sequence[Question], ledger: Ledger
-) -> WorkerPool | None:
-    workers = min(workers, len(pending))
-    if workers < 2:
-        return None
-    task = WorkerTask(
-        run.ledger, per_worker_recipe(run.recipe, workers), tuple(q.id for q in pending)
-    )
-    return WorkerPool(task, workers, ledger)
 
 
 async def _commit(
@@ -199,6 +195,12 @@ def _close(
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code)
+    if not_stored := progress.total - progress.done:
+        context.log(
+            f"{not_stored} questions need calls that the ledger does not have: run `branchwise "
+            "annotate` without --replay"
+        )
+        return StageResult(totals, LIMIT_REACHED)
     failed = Counter(
         {k.partition(": ")[2]: n for k, n in progress.counts.items() if k.startswith(FAILED)}
     )

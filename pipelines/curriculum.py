@@ -36,9 +36,10 @@ from runs.curriculum.cycle import (
     stalled,
 )
 from runs.curriculum.report import write_curriculum_report
-from runs.folder import check_unchanged, dump_recipe, open_run
+from runs.folder import check_unchanged, open_run
 from runs.inputs import model_digest
 from runs.recipe import Recipe
+from runs.record import dump_recipe
 from runs.stage import StageContext, StageResult
 from runs.studies.study_runner import StageStopped, StudyRunner, overrides
 

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from typing import Any
 
 from base.errors import BranchwiseError
-from base.plain_json import object_inside
-from base.safe_files import LOG_BYTES
 from base.text import Log
 from report import facts
 from report.page import write_page
@@ -21,6 +19,7 @@ from runs.annotation.dataset_card import describe_search
 from runs.costs import describe_costs
 from runs.factories import model_folder, open_data
 from runs.folder import Run, existing_run
+from runs.record import dump_recipe, read_record
 from runs.stage import StageContext, StageResult
 from storage.manifest import load_manifest
 from storage.records import Passage
@@ -70,7 +69,8 @@ def _passages(run: Run, log: Log) -> dict[str, Passage]:
 def _about(run: Run) -> dict[str, Any]:
     recipe = run.recipe
     sources = " and ".join(one.source for one in recipe.data.mix or (recipe.data,))
-    provenance = object_inside(run.folder, "provenance.json", LOG_BYTES)
+    record = read_record(run.folder)
+    facts = record.facts if record else {}
     return {
         "name": run.folder.name,
         "summary": f"{recipe.agent.protocol} on {sources}: {describe_search(recipe.mcts)}",
@@ -78,11 +78,11 @@ def _about(run: Run) -> dict[str, Any]:
             "policy": f"{recipe.policy.engine}: {recipe.policy.model}",
             "judge": recipe.judge.model if recipe.judge else "none",
             "labels": recipe.scheme.describe(),
-            "created": provenance.get("created", "unknown"),
-            "Branchwise": f"{version('branchwise')}, {provenance.get('git_revision', 'unknown')}",
+            "created": facts.get("created", "unknown"),
+            "Branchwise": f"{version('branchwise')}, {facts.get('git_revision', 'unknown')}",
             "seed": recipe.seed,
         },
-        "recipe": (run.folder / "config.yaml").read_text(encoding="utf-8"),
+        "recipe": dump_recipe(recipe),
     }
 
 

@@ -1,29 +1,23 @@
-"""`make verify`: checks parts and ledger for damage. Rebuilds damaged parts from the ledger.
+"""`make verify`: checks parts and ledger for damage, and removes what is damaged.
 
     branchwise verify --run datasets/atlas
 
 Checks hash and row count of every part in the manifest, and the checksum of every row of the
-ledger. Rebuilds damaged or lost trees, pairs and questions from the ledger; this needs no model. A
-rebuilt part must have its committed hash, or nothing is changed. Parts that another stage can
-recompute without calls (evaluations, relabelled pairs) leave the manifest, and the stage to run is
-printed. Damaged question states are rebuilt from the calls. `--drop-damaged` removes damaged calls
-from the ledger, so that they can be made and paid a second time. With `--dry-run` nothing is
-changed.
+ledger. Damaged or lost parts leave the manifest, and the stage to run is printed: it recomputes
+their rows, from stored calls wherever the run has them. `--drop-damaged` removes damaged calls from
+the ledger, so that they can be made and paid a second time. With `--dry-run` nothing is changed.
 """
 
 from collections.abc import Sequence
 from typing import Annotated
 
-from runs.annotation.commit import Committer, restate_questions
-from runs.annotation.rebuilding import REBUILT_TABLES, rebuild_parts
 from runs.annotation.stored_trees import relabelling_of
-from runs.factories import open_data, open_index
-from runs.folder import Run, check_same_inputs, existing_run, noted_inputs
-from runs.inputs import inputs_of
+from runs.folder import Run, existing_run, noted_inputs
 from runs.stage import DONE, FAILED, StageContext, StageResult
+from storage.ledger import drop_damaged as drop_damaged_rows
 from storage.ledger_check import REMEDY, Checked, check
 from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts
-from storage.parts import TRAINED
+from storage.parts import GROWN, TRAINED, part_number
 
 REPORTED_ROWS = 20
 """Damaged rows of a ledger that are named; of more there is only the number."""
@@ -50,84 +44,73 @@ def verify(
             "lost": ledger.lost is not None,
         },
     }
-    if not bad or context.dry_run or ledger.lost:
-        return StageResult(totals, DONE if ledger.whole and not bad else FAILED)
-    left = _rebuild(context, run, [part for part, _ in bad], ledger)
-    return StageResult(
-        {**totals, "not_rebuilt": left}, DONE if ledger.whole and not left else FAILED
-    )
+    if bad and not context.dry_run:
+        _remove(context, run, [part for part, _ in bad], ledger)
+    return StageResult(totals, DONE if ledger.whole and not bad else FAILED)
 
 
 def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> Checked:
-    """Checks the ledger; repairs its question states, and removes damaged rows if asked."""
-    found = check(run.ledger)
-    _report_damage(context, run, found)
-    calls = [row for row in found.damaged if row.table != "questions"]
-    repairs_states = len(calls) < len(found.damaged)
-    drops = drop_damaged and bool(calls or found.faults)
-    if context.dry_run or found.lost or not (repairs_states or drops):
-        return found
-    with run.open_ledger() as ledger:
-        if drops:
-            ledger.drop(calls)
-            context.log(
-                f"{run.ledger}: {len(calls)} damaged rows removed; the next `branchwise annotate` "
-                "or `branchwise eval` repeats and pays for the calls it needs"
-            )
-        if states := restate_questions(run, ledger):
-            context.log(f"{run.ledger}: question states rebuilt: {states}; no call is repeated")
-    again = check(run.ledger)
-    _report_damage(context, run, again)
-    return again
+    """Checks the ledger; removes damaged rows if asked."""
+    checked = check(run.ledger)
+    _report_damage(context, run, checked)
+    damaged = checked.damaged or checked.faults
+    if not (drop_damaged and damaged) or context.dry_run or checked.lost:
+        return checked
+    drop_damaged_rows(run.ledger, checked.damaged)
+    context.log(
+        f"{run.ledger}: {len(checked.damaged)} damaged rows removed; the next `branchwise "
+        "annotate` or `branchwise eval` repeats and pays for the calls it needs"
+    )
+    rebuilt = check(run.ledger)
+    _report_damage(context, run, rebuilt)
+    return rebuilt
 
 
-def _report_damage(context: StageContext, run: Run, found: Checked) -> None:
-    intact = found.rows - len(found.damaged)
-    context.log(f"{intact:,} of {found.rows:,} rows of the ledger are undamaged")
-    for fault in (*found.damaged[:REPORTED_ROWS], *found.faults):
+def _report_damage(context: StageContext, run: Run, checked: Checked) -> None:
+    intact = checked.rows - len(checked.damaged)
+    context.log(f"{intact:,} of {checked.rows:,} rows of the ledger are undamaged")
+    for fault in (*checked.damaged[:REPORTED_ROWS], *checked.faults):
         context.log(f"{run.ledger}: damaged: {fault}")
-    if (more := len(found.damaged) - REPORTED_ROWS) > 0:
+    if (more := len(checked.damaged) - REPORTED_ROWS) > 0:
         context.log(f"{run.ledger}: damaged: {more:,} more rows")
-    if found.faults or any(row.table != "questions" for row in found.damaged):
+    if checked.faults or checked.damaged:
         context.log(REMEDY)
-    if found.lost:
-        context.log(found.lost)
+    if checked.lost:
+        context.log(checked.lost)
 
 
-def _rebuild(
-    context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
-) -> list[str]:
-    ours = [part for part in bad if part.table in REBUILT_TABLES]
-    others = _with_their_relabellings(run, [part for part in bad if part not in ours])
-    left = [part.path for part in others]
-    with run.open_ledger() as ledger:
-        if checked.whole:
-            remove_parts(run.folder, others)
-            for part in others:
-                context.log(f"{part.path}: left the manifest; {_remedy(part)}")
-        elif others:
-            context.log("parts of other stages are left unchanged until the ledger is repaired")
-        if ours and "imported_pairs" in noted_inputs(run.folder):
-            for part in ours:
-                context.log(f"{part.path}: imported; rerun `branchwise import-pairs`")
-            left += [part.path for part in ours]
-        elif ours:
-            data = open_data(run.recipe)
-            retriever = open_index(run.recipe, data.passages, context.log)
-            check_same_inputs(run.folder, inputs_of(run.recipe, data, retriever))
-            committer = Committer(run, ledger, data.questions, data.notes)
-            left += rebuild_parts(context, committer, retriever, ours, whole=checked.whole)
-    return left
+def _remove(context: StageContext, run: Run, bad: Sequence[PartInfo], ledger: Checked) -> None:
+    """Removes damaged parts from the manifest, with the parts that belong to them."""
+    if not ledger.whole:
+        context.log("damaged parts stay in the manifest until the ledger is repaired")
+        return
+    imported = "imported_pairs" in noted_inputs(run.folder)
+    with run.held():
+        removed = _with_their_companions(run, bad)
+        remove_parts(run.folder, removed)
+    for part in removed:
+        context.log(f"{part.path}: left the manifest; {_remedy(part, imported)}")
 
 
-def _with_their_relabellings(run: Run, bad: Sequence[PartInfo]) -> list[PartInfo]:
-    """Adds all parts of a damaged relabelling, so that no training reads a rest of its pairs."""
-    damaged = {relabelling_of(part.table) for part in bad} - {None}
-    parts = load_manifest(run.folder).parts
-    return [part for part in parts if part in bad or relabelling_of(part.table) in damaged]
+def _with_their_companions(run: Run, bad: Sequence[PartInfo]) -> list[PartInfo]:
+    """Adds the pairs of damaged trees and the reverse, and all parts of a damaged relabelling.
+
+    Otherwise a training would read the rest of the pairs as if it were all of them.
+    """
+    numbers = {part_number(part) for part in bad if part.table in GROWN}
+    labels = {relabelling_of(part.table) for part in bad} - {None}
+    return [
+        part
+        for part in load_manifest(run.folder).parts
+        if part in bad
+        or (part.table in GROWN and part_number(part) in numbers)
+        or relabelling_of(part.table) in labels
+    ]
 
 
-def _remedy(part: PartInfo) -> str:
+def _remedy(part: PartInfo, imported: bool) -> str:
+    if imported and part.table in GROWN:
+        return "rerun `branchwise import-pairs`"
     if folder := relabelling_of(part.table):
         return (
             f"rerun `branchwise relabel --label {folder.partition('/')[2]}` with the settings in "
@@ -140,4 +123,5 @@ def _remedy(part: PartInfo) -> str:
         TRAINED: "train-grpo",
     }
     stage = stages.get(part.table.partition("/")[0], "annotate")
-    return f"rerun `branchwise {stage}`, which replays the ledger"
+    replay = " (with --replay if its models are gone)" if stage == "annotate" else ""
+    return f"rerun `branchwise {stage}`{replay}, which replays the ledger"

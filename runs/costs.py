@@ -20,7 +20,7 @@ from runs.cost_bounds import CostRange, Range, scale
 from runs.environment import missing_extras
 from runs.folder import existing_run
 from runs.recipe import LimitSettings, Recipe, identity_settings
-from runs.seal import LEDGER, flat
+from runs.record import LEDGER, flat
 from runs.stage import StageContext, StageResult
 from storage.call_history import read_call_history
 from storage.ledger import Ledger

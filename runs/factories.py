@@ -9,9 +9,10 @@ from pathlib import Path
 
 from agent.environment import Environment
 from agent.protocols import protocol_of
-from base.errors import ConfigError
+from base.errors import ConfigError, StorageError
 from base.text import Log
 from engines.ledgered import BeforeCall, LedgeredEngine
+from engines.no_call import NoCallEngine
 from engines.sampling import Capabilities, Engine, Sampling
 from engines.settings import ModelSettings
 from engines.vllm.server import VllmServer
@@ -107,6 +108,23 @@ async def open_engine(
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
         _note_capabilities(model, ledgered, ledger)
         yield ledgered
+
+
+def replaying_engine(model: ModelSettings, digest: str, ledger: Ledger) -> LedgeredEngine:
+    """Returns an engine that only replays a model's stored calls, so that it needs no model.
+
+    Raises:
+        StorageError: If the ledger does not know the engine.
+    """
+    capabilities = ledger.engine_capabilities(digest)
+    if capabilities is None:
+        raise StorageError(
+            f"{ledger.path}: engine {digest} ({model.model}) is missing, so this ledger is from "
+            "another run. Restore the right one, or run without --replay"
+        )
+    return LedgeredEngine(
+        NoCallEngine(model.model, digest, Capabilities(**json.loads(capabilities))), ledger
+    )
 
 
 def _note_capabilities(model: ModelSettings, engine: Engine, ledger: Ledger) -> None:

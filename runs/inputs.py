@@ -4,7 +4,7 @@ They are noted in `provenance.json` at the start of a run; `runs.folder` rejects
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from agent.protocols import protocol_of
@@ -25,22 +25,46 @@ from storage.records import Passage, Question
 from weights.policy_files import policy_digest, policy_files
 
 
-def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str]:
-    """Returns digests of everything besides the recipe that decides an annotation's rows."""
-    found = {
+def annotation_inputs(
+    recipe: Recipe, data: Data, retriever: Retriever, models: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns digests of everything besides the recipe that decides an annotation's rows.
+
+    Args:
+        models: Digests of the models by role (`model_digests`).
+    """
+    digests = {
         "questions": questions_digest(data.questions),
         "index": retriever.digest,
-        "policy": model_digest(recipe.policy, recipe),
+        **models,
         **_replayed(recipe, data.passages),
     }
     if recipe.active_judge is not None:
-        found["judge"] = model_digest(recipe.active_judge, recipe)
-        found["judge_prompts"] = judge_prompt_hash()
-    if recipe.asked_verifier is not None:
-        found["verifier"] = model_digest(recipe.asked_verifier, recipe)
+        digests["judge_prompts"] = judge_prompt_hash()
     if recipe.asked_reward_model is not None:
-        found["reward_model"] = reward_model_digest(Path(recipe.asked_reward_model))
-    return found | recipe.scheme.inputs()
+        digests["reward_model"] = reward_model_digest(Path(recipe.asked_reward_model))
+    return digests | recipe.scheme.inputs()
+
+
+def model_digests(recipe: Recipe) -> dict[str, str]:
+    """Returns the digests of the models that `annotate` calls, by role."""
+    return {role: model_digest(m, recipe) for role, m in recipe.annotating_models.items()}
+
+
+def noted_model_digests(run: Run) -> dict[str, str]:
+    """Returns the digests of the models that a run was annotated with, by role.
+
+    Raises:
+        ConfigError: If it has not been annotated.
+    """
+    noted = noted_inputs(run.folder)
+    try:
+        return {role: noted[role] for role in run.recipe.annotating_models}
+    except KeyError as role:
+        raise ConfigError(
+            f"{run.folder}: the run has no calls of {role}, so there is nothing to replay. Run "
+            "`branchwise annotate` without --replay"
+        ) from None
 
 
 def replay_passages(run: Run) -> dict[str, Passage]:

@@ -251,6 +251,16 @@ class Recipe(Settings):
         return self.verifier if self.scheme.asks_verifier else None
 
     @property
+    def annotating_models(self) -> dict[str, ModelSettings]:
+        """Returns the models that `annotate` calls, by role."""
+        models = {
+            "policy": self.policy,
+            "judge": self.active_judge,
+            "verifier": self.asked_verifier,
+        }
+        return {role: model for role, model in models.items() if model is not None}
+
+    @property
     def asked_reward_model(self) -> str | None:
         """Returns the reward model that search or pairs use, or None."""
         searched = self.mcts.kind == "tree" and self.mcts.evaluator == "reward_model"

@@ -20,7 +20,7 @@ from rewards.schemes import settings_class
 from rewards.settings import SchemeSettings
 from runs.recipe import Recipe
 from runs.recipe_checks import find_conflicts
-from runs.seal import CONFIG, PROVENANCE
+from runs.record import CONFIG, PROVENANCE
 
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
 """Settings whose value messages do not repeat, because users put keys there by mistake."""

@@ -25,7 +25,6 @@ STOPPING = "stopping: calls in flight will finish and be stored. Press Ctrl-C ag
 Label = Annotated[str | None, "name of the relabelling"]
 ModelName = Annotated[str, "of the model"]
 ByType = Annotated[bool, "also print rows by question type"]
-Workers = Annotated[int, "processes at an endpoint"]
 """Options of several stages: a type, and its text in `--help`."""
 
 Item = TypeVar("Item")
@@ -113,14 +112,12 @@ class Gate:
     Attributes:
         limits: Limits. Tokens and dollars include the run's earlier attempts and stages; hours
             count this attempt only.
-        on_interrupt: Callback for the first stop signal; a signal handler calls it.
         reason: Reason that the gate closed; None while it is open.
     """
 
     limits: LimitSettings
     spent: Callable[[], Totals] = Totals
     log: Log = lambda text: None
-    on_interrupt: Callable[[], None] = lambda: None
     started: float = field(default_factory=time.monotonic)
     reason: str | None = None
     interrupted: bool = False
@@ -188,7 +185,6 @@ class Gate:
             nonlocal signals
             signals, self.interrupted = signals + 1, True
             if signals == 1:
-                self.on_interrupt()
                 _call_soon(lambda: self.log(STOPPING))
             elif signals == 2:
                 _call_soon(abort_once)

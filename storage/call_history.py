@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from storage.ledger_check import check_version, read_only_uri, read_rows
+from storage.ledger_check import check_schema, read_only_uri, read_rows
 from storage.ledger_rows import SUMS, Totals
 from storage.ledger_writer import write_error
 
@@ -55,7 +55,7 @@ def read_call_history(
     unit = _TRAJECTORY if finished is None else "question_id"
     try:
         with closing(sqlite3.connect(read_only_uri(ledger), uri=True)) as reading:
-            if check_version(reading, ledger):
+            if check_schema(reading, ledger):
                 return None
             sums = f"SELECT {SUMS}, role, {unit} FROM calls WHERE {where} GROUP BY {unit}, role"
             rows = read_rows(reading, ledger, sums, tuple(paths))

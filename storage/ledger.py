@@ -1,19 +1,18 @@
-"""The ledger of a run: every model call, stored before its result is used, and every question.
+"""The ledger of a run: every model call, stored before its result is used.
 
 SQLite in WAL mode with `synchronous=FULL`: once `put` returns, its call survives a kill and a power
 cut. One thread writes (group commit, `storage.ledger_writer`); reads use a separate connection and
-see committed rows only. One process at a time holds a run (`base.lock`); the workers that it
-starts write their calls to the same database (`shared`).
+see committed rows only. One process at a time holds a run (`base.lock`).
 
-Every row of calls, questions and engines ends in a checksum, which is compared whenever the row is
-read for use. A damaged row raises an error: it is neither used nor silently paid for twice.
+Every row of calls and engines ends in a checksum, which is compared whenever the row is read for
+use. A damaged row raises an error: it is neither used nor silently paid for twice.
 `storage.ledger_check` checks all rows.
 """
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,21 +22,19 @@ from base.lock import RunLock, lock_path
 from storage.ledger_check import (
     LEDGER_VERSION,
     DamagedRow,
-    check_version,
+    check_schema,
     damaged,
-    damaged_rows,
     read_rows,
 )
-from storage.ledger_mark import lost_calls
+from storage.ledger_mark import lost_calls, write_mark
 from storage.ledger_rows import (
     CALL_COLUMNS,
     CREATE,
     PUT_CALL,
     PUT_ENGINE,
-    PUT_QUESTION,
+    SEALED,
     SUMS,
     Call,
-    QuestionRow,
     Totals,
     call_values,
     sound,
@@ -57,12 +54,8 @@ class Ledger:
         path: The database; next to it are SQLite's own files and `<name>.lock`.
     """
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Opens or creates the ledger, and holds the run until `close`.
-
-        Args:
-            shared: Whether this is a worker whose parent holds the run. A worker takes no lock, and
-                its totals start at zero.
 
         Raises:
             ConfigError: If another process holds the run (named by its pid).
@@ -72,17 +65,15 @@ class Ledger:
         self.path = path
         self._read_lock = threading.Lock()
         make_folder(path.parent)
-        self._lock = None if shared else RunLock(lock_path(path))
+        self._lock = RunLock(lock_path(path))
         try:
             writing = _connect(path)
             self._reading = _connect(path)
-            self._totals = Totals()
-            if not shared:
-                if lost := lost_calls(path, self._reading):
-                    raise StorageError(lost)
-                self.recount()
+            if lost := lost_calls(path, self._reading):
+                raise StorageError(lost)
+            self._totals = Totals(*self._rows(f"SELECT {SUMS} FROM calls WHERE error IS NULL")[0])
         except BaseException as error:
-            self._unlock()
+            self._lock.release()
             if isinstance(error, sqlite3.Error):
                 raise write_error("open", path, error) from error
             raise
@@ -121,9 +112,6 @@ class Ledger:
     def get_for_question(self, question_id: str, key: str) -> Call | None:
         """Returns a call of this question like `get`; a missing one needs no disk read.
 
-        One process at a time works on a question. Calls that another process stores after the first
-        lookup here are not found.
-
         Raises:
             StorageError: If a call of the question is damaged. The first lookup checks all of them,
                 because a call with a damaged key would otherwise seem missing.
@@ -136,15 +124,8 @@ class Ledger:
         return call
 
     def totals(self) -> Totals:
-        """Returns the sums over the successful calls, including earlier attempts at the run.
-
-        Calls that other processes store are not included before a `recount`.
-        """
+        """Returns the sums over the successful calls, including earlier attempts at the run."""
         return self._totals
-
-    def recount(self) -> None:
-        """Recomputes the totals; must not run while a call is being stored."""
-        self._totals = Totals(*self._rows(f"SELECT {SUMS} FROM calls WHERE error IS NULL")[0])
 
     def count_calls(self, column: str, policy_digest: str | None = None) -> dict[str, int]:
         """Counts successful calls by a column, of all engines or of one."""
@@ -170,40 +151,6 @@ class Ledger:
             raise damaged(self.path, f"the engine {policy_digest}")
         return str(rows[0][1]) if rows else None
 
-    def mark_pending(self, question_ids: Iterable[str]) -> None:
-        """Marks unknown questions as pending; returns once they are on disk."""
-        rows = (QuestionRow(one, "pending") for one in question_ids)
-        self._write_questions("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)", rows)
-
-    def set_questions(self, rows: Iterable[QuestionRow]) -> None:
-        """Stores the states of questions, all or none; returns once they are on disk."""
-        self._write_questions(PUT_QUESTION, rows)
-
-    def questions(self) -> list[QuestionRow]:
-        """Returns every noted question, in the order of its first note.
-
-        Raises:
-            StorageError: If a row is damaged.
-        """
-        rows = self._rows("SELECT * FROM questions ORDER BY rowid")
-        for row in rows:
-            if not sound(row):
-                raise damaged(self.path, f"the status of question {row[0]!r}")
-        return [QuestionRow(*row[:-1]) for row in rows]
-
-    def damaged_questions(self) -> list[DamagedRow]:
-        """Returns the damaged rows of `questions`."""
-        with self._read_lock:
-            return damaged_rows(self._reading, "questions")[1]
-
-    def drop(self, rows: Iterable[DamagedRow]) -> None:
-        """Deletes damaged rows, so that their calls are repeated; rebuilds the indexes."""
-        # Rebuild first: a row cannot be deleted from an index that holds it under another key.
-        self._commits.write(Entry("REINDEX", [()]))
-        for row in rows:
-            self._commits.write(Entry(f"DELETE FROM {row.table} WHERE rowid = ?", [(row.number,)]))
-        self.recount()
-
     def close(self) -> None:
         """Commits queued entries and releases the run. A second call does nothing."""
         if self._closed:
@@ -211,11 +158,7 @@ class Ledger:
         self._closed = True
         self._commits.close()
         self._reading.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     def _keys_of(self, question_id: str) -> set[str]:
         rows = self._rows("SELECT * FROM calls WHERE question_id = ?", question_id)
@@ -231,9 +174,6 @@ class Ledger:
         what = f"the call {path!r} of" if path else "a call of"
         return damaged(self.path, f"{what} question {question_id!r}")
 
-    def _write_questions(self, sql: str, rows: Iterable[QuestionRow]) -> None:
-        self._commits.write(Entry(sql, [astuple(row) for row in rows], checksummed=True))
-
     def _rows(self, sql: str, *values: object) -> list[Any]:
         with self._read_lock:
             return read_rows(self._reading, self.path, sql, values)
@@ -243,6 +183,37 @@ class Ledger:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def drop_damaged(path: Path, rows: Sequence[DamagedRow]) -> None:
+    """Rebuilds a ledger without damaged rows, so that their calls are repeated.
+
+    Tables are copied in the order of their rows, not repaired: an index may hold a damaged row
+    under another key, and two rows may now have the same one.
+
+    Raises:
+        ConfigError: If another process holds the run (named by its pid).
+        StorageError: If the file's structure is damaged, or it cannot be written.
+    """
+    statements = ["BEGIN IMMEDIATE", "DROP INDEX calls_by_question"]
+    statements += [f"ALTER TABLE {table} RENAME TO old_{table}" for table in SEALED]
+    statements += CREATE.split(";")
+    for table in SEALED:
+        numbers = [row.number for row in rows if row.table == table]
+        columns = ", ".join(("rowid", *SEALED[table], "checksum"))
+        statements += [
+            f"INSERT INTO {table} ({columns}) SELECT {columns} FROM old_{table} NOT INDEXED "
+            f"WHERE rowid NOT IN ({', '.join(map(str, numbers))}) ORDER BY rowid",
+            f"DROP TABLE old_{table}",
+        ]
+    with RunLock(lock_path(path)):
+        try:
+            with closing(_connect(path)) as connection:
+                for statement in (*statements, "COMMIT"):
+                    connection.execute(statement)
+                write_mark(path, connection)
+        except sqlite3.Error as error:
+            raise write_error("rebuild", path, error) from error
 
 
 class StoredKeys:
@@ -312,7 +283,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{path}: this file system does not support SQLite's write-ahead log; use a local disk"
         )
     connection.execute("PRAGMA synchronous = FULL")
-    if check_version(connection, path):
+    if check_schema(connection, path):
         # Write the version with the tables, or a kill between them would leave an invalid ledger.
         connection.execute("BEGIN IMMEDIATE")
         for statement in CREATE.split(";"):

@@ -9,10 +9,10 @@ from typing import Any
 
 from base.errors import StorageError
 from storage.ledger_mark import lost_calls, move_away
-from storage.ledger_rows import SEALED, sound
+from storage.ledger_rows import CREATE, SEALED, sound
 from storage.ledger_writer import write_error
 
-LEDGER_VERSION = 4
+LEDGER_VERSION = 5
 """`PRAGMA user_version` of the database."""
 REMEDY = (
     "Restore the ledger from a copy of the run. Without a copy, `branchwise verify --run DIR "
@@ -76,7 +76,7 @@ def check(path: Path) -> Checked:
         return Checked(lost=lost_calls(path, None))
     try:
         with closing(sqlite3.connect(read_only_uri(path, locked=True), uri=True)) as reading:
-            if check_version(reading, path):
+            if check_schema(reading, path):
                 return Checked(lost=lost_calls(path, None))
             found = [damaged_rows(reading, table) for table in SEALED]
             lost = lost_calls(path, reading)
@@ -105,14 +105,22 @@ def read_rows(
         raise write_error("read", path, error) from error
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> bool:
+def check_schema(connection: sqlite3.Connection, path: Path) -> bool:
     """Returns whether a database is new, so that its tables have to be created.
 
     Raises:
-        StorageError: If it is a ledger of another version, or not a ledger.
+        StorageError: If it is a ledger of another version, not a ledger, or its schema is damaged,
+            which SQLite would notice only when a row is written: after a call was paid for.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == LEDGER_VERSION:
+        with closing(sqlite3.connect(":memory:")) as undamaged:
+            undamaged.executescript(CREATE)
+            if _schema(connection) != _schema(undamaged):
+                raise StorageError(
+                    f"{path}: its tables are not those of a ledger, so it is damaged. Restore it "
+                    f"from a copy of the run, or {move_away(path)}"
+                )
         return False
     if version or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise StorageError(
@@ -120,6 +128,12 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
             f"version that wrote it, or {move_away(path)}"
         )
     return True
+
+
+def _schema(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    ).fetchall()
 
 
 def read_only_uri(path: Path, *, locked: bool = False) -> str:

@@ -12,7 +12,6 @@ from dataclasses import astuple, dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal
 
-QuestionStatus = Literal["pending", "done", "failed"]
 REPORTED = "reported"
 """Value of `Call.usage_basis` if the engine itself reported the counts."""
 
@@ -70,20 +69,6 @@ def unpacked(kind: Literal["i", "f"], blob: bytes | None) -> tuple[Any, ...] | N
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionRow:
-    """State of a question: a row of `questions`.
-
-    Attributes:
-        part: Part in which its rows were committed.
-    """
-
-    question_id: str
-    status: QuestionStatus
-    detail: str | None = None
-    part: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over the successful calls of all attempts at the run.
 
@@ -126,7 +111,6 @@ class Totals:
 CALL_COLUMNS = tuple(field.name for field in fields(Call))
 SEALED: dict[str, tuple[str, ...]] = {
     "calls": CALL_COLUMNS,
-    "questions": tuple(field.name for field in fields(QuestionRow)),
     "engines": ("policy_digest", "capabilities"),
 }
 """Columns of the tables whose rows end in a checksum."""
@@ -144,11 +128,6 @@ CREATE TABLE IF NOT EXISTS calls (
     prompt_ids BLOB, token_ids BLOB, logprobs BLOB, checksum TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS calls_by_question ON calls (question_id);
-CREATE TABLE IF NOT EXISTS questions (
-    question_id TEXT PRIMARY KEY,
-    status TEXT NOT NULL CHECK (status IN ('pending', 'done', 'failed')),
-    detail TEXT, part TEXT, checksum TEXT NOT NULL
-);
 CREATE TABLE IF NOT EXISTS engines (
     policy_digest TEXT PRIMARY KEY, capabilities TEXT NOT NULL, checksum TEXT NOT NULL
 );
@@ -165,7 +144,7 @@ def _put(table: str) -> str:
 
 # A stored reply is never overwritten, so all replays get the same one. A stored error may be.
 PUT_CALL = _put("calls") + " WHERE calls.error IS NOT NULL"
-PUT_ENGINE, PUT_QUESTION = _put("engines"), _put("questions")
+PUT_ENGINE = _put("engines")
 SUMS = (
     "count(*), coalesce(sum(input_tokens), 0), coalesce(sum(cached_tokens), 0), "
     "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd), "

@@ -16,6 +16,8 @@ from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of, remov
 from storage.records import Question
 from storage.schemas import schema_of, table_to_records
 
+GROWN = ("trees", "pairs")
+"""Tables of annotated questions; parts with one number belong together."""
 TRAINED = "trained"
 """Tables `trained/<name>/questions` hold the questions of a run's outcome RL trainings."""
 

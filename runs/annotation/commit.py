@@ -8,9 +8,8 @@ committed before a crash is replayed from the ledger at no cost.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
-
-import pyarrow.compute as pc
 
 from annotation.annotator import AnnotatedQuestion
 from base.terminal_escape import inert
@@ -19,9 +18,8 @@ from runs.costs import estimates, spending
 from runs.folder import Run
 from runs.inputs import model_digest
 from storage.ledger import Ledger
-from storage.ledger_rows import QuestionRow
-from storage.manifest import load_manifest, problem_of, remove_parts
-from storage.parts import Part, part_number, part_of, question_ids, read_part, read_parts
+from storage.manifest import load_manifest
+from storage.parts import Part, part_number, part_of, question_ids, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -52,31 +50,14 @@ class Committer:
     def pending(self) -> list[Question]:
         """Returns questions without a committed tree, in the run's order; retries failed ones."""
         if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
-            self._write([self.questions_part()])
+            self._write([self._part("questions", self.questions, None)])
         done = question_ids(self.run.folder, "trees")
-        pending = [q for q in self.questions if q.id not in done]
-        self.ledger.mark_pending(q.id for q in pending)
-        return pending
-
-    def questions_part(self) -> Part:
-        """Returns all questions with every field as a part that is not written yet."""
-        return self._part("questions", self.questions, None)
-
-    def drop_part(self, number: int) -> None:
-        """Drops a part; its questions become pending."""
-        manifest = load_manifest(self.run.folder)
-        grown = (*manifest.of("trees"), *manifest.of("pairs"))
-        remove_parts(self.run.folder, [part for part in grown if part_number(part) == number])
-        name = f"{number:05d}"
-        pending = [row.question_id for row in self.ledger.questions() if row.part == name]
-        self.ledger.set_questions(QuestionRow(identity, "pending") for identity in pending)
+        return [q for q in self.questions if q.id not in done]
 
     def add(self, annotated: AnnotatedQuestion) -> None:
         """Adds a finished question; commits when a part is full."""
         if annotated.failure is not None:
             self._failures.append(annotated.failure)
-            row = QuestionRow(annotated.question.id, "failed", annotated.failure.kind)
-            self.ledger.set_questions([row])
             return
         self._waiting.append(annotated)
         if len(self._waiting) >= self._questions_a_part:
@@ -87,32 +68,22 @@ class Committer:
         return max(QUESTIONS_A_PART, min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART))
 
     def flush(self) -> None:
-        """Commits the waiting questions as the next part."""
+        """Commits the waiting questions as the next part: the first free number.
+
+        So questions of a part that `branchwise verify` dropped return under its name.
+        """
         if not self._waiting:
             return
-        numbers = [part_number(part) for part in load_manifest(self.run.folder).of("trees")]
-        self.commit(max(numbers, default=-1) + 1, self._waiting)
-        self._waiting.clear()
-
-    def commit(self, number: int, annotated: Iterable[AnnotatedQuestion]) -> None:
-        """Commits these questions as the part with this number."""
-        batch = _in_order(annotated)
-        trees, pairs = self.grown_parts(number, batch)
+        # In the order of ids, so that a part's content does not depend on the order of finishing.
+        batch = sorted(self._waiting, key=lambda annotated: annotated.question.id)
+        numbers = {part_number(part) for part in load_manifest(self.run.folder).of("trees")}
+        number = next(n for n in count() if n not in numbers)
+        trees = self._part("trees", [n for a in batch for n in a.nodes], number)
         # Stored in the part, so that counts of all attempts add up without duplicates.
         counts = dict(sum((a.counts for a in batch), Counter[str]()))
         trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
-        self._write([trees, pairs])
-        self.ledger.set_questions(
-            QuestionRow(a.question.id, "done", part=f"{number:05d}") for a in batch
-        )
-
-    def grown_parts(self, number: int, annotated: Iterable[AnnotatedQuestion]) -> tuple[Part, Part]:
-        """Returns the questions' trees and pairs as parts that are not written yet."""
-        batch = _in_order(annotated)
-        return (
-            self._part("trees", [n for a in batch for n in a.nodes], number),
-            self._part("pairs", [p for a in batch for p in a.pairs], number),
-        )
+        self._write([trees, self._part("pairs", [p for a in batch for p in a.pairs], number)])
+        self._waiting.clear()
 
     def _write(self, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -153,8 +124,8 @@ class Committer:
 
     def _served_model_mismatches(self) -> Counter[str]:
         recipe, counts = self.run.recipe, Counter[str]()
-        asked = [recipe.policy, recipe.active_judge, recipe.asked_verifier]
-        remote = [model for model in asked if model is not None and model.engine == "openai"]
+        models = recipe.annotating_models.values()
+        remote = [model for model in models if model.engine == "openai"]
         # Roles with one model share its digest and so its calls.
         for digest, model in {model_digest(model, recipe): model for model in remote}.items():
             for name, n in self.ledger.count_calls("model", digest).items():
@@ -171,28 +142,3 @@ class Committer:
         if old or rows:
             self._write([self._part("failures", rows, None)])
         return rows
-
-
-def restate_questions(run: Run, ledger: Ledger) -> int:
-    """Replaces damaged rows of the ledger's `questions`; returns their number.
-
-    The rows repeat which part holds a question, so the parts give them again. A question whose part
-    is damaged too becomes pending, and is replayed from its calls.
-    """
-    damaged = ledger.damaged_questions()
-    if damaged:
-        ledger.drop(damaged)
-        for part in load_manifest(run.folder).of("trees"):
-            if problem_of(run.folder, part) is None:
-                held = read_part(run.folder, part, ["question_id"])["question_id"]
-                name = f"{part_number(part):05d}"
-                ledger.set_questions(
-                    QuestionRow(identity, "done", part=name)
-                    for identity in pc.unique(held).to_pylist()
-                )
-    return len(damaged)
-
-
-def _in_order(annotated: Iterable[AnnotatedQuestion]) -> list[AnnotatedQuestion]:
-    """Sorts by id, so that a part's content does not depend on the order of finishing."""
-    return sorted(annotated, key=lambda one: one.question.id)

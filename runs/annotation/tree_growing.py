@@ -1,8 +1,7 @@
-"""Grows trees in this process, with the annotator and the engines of a recipe."""
+"""Grows trees with the annotator and the engines of a recipe."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Protocol
 
 from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
@@ -21,9 +20,10 @@ from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
 from runs.annotation.reward_model import reward_model_for
-from runs.factories import environment_for, open_engine, sampling_for
+from runs.factories import environment_for, open_engine, replaying_engine, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
+from runs.stage import Gate
 from storage.ledger import Ledger
 from storage.records import Question
 
@@ -31,25 +31,21 @@ LABELLING = ("rewards", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""
 
 
-class CallGate(Protocol):
-    """Admits calls and questions: `runs.stage.Gate`, or the gate of a worker."""
-
-    def check(self) -> None: ...
-    def admit(self, questions: Iterable[Question]) -> Iterator[Question]: ...
-
-
 async def grow_questions(
     recipe: Recipe,
     pending: Iterable[Question],
     retriever: Retriever,
     ledger: Ledger,
-    gate: CallGate,
+    gate: Gate,
     progress: Progress,
     log: Log,
+    replayed: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[AnnotatedQuestion, None]:
     """Annotates pending questions until the gate closes; yields them as they finish.
 
-    `log` gets messages about a failing endpoint.
+    Args:
+        log: Callback for messages about a failing endpoint.
+        replayed: See `open_annotator`.
     """
 
     async def work(question: Question) -> AnnotatedQuestion:
@@ -63,7 +59,8 @@ async def grow_questions(
             progress.in_flight -= 1
             progress.partial.pop(question.id, None)
 
-    async with open_annotator(recipe, retriever, ledger, gate.check, log) as annotator:
+    opened = open_annotator(recipe, retriever, ledger, gate.check, log, replayed)
+    async with opened as annotator:
         at_once = recipe.questions_in_flight
         # Closed here, because the work must end before engines and ledger close.
         async with aclosing(map_concurrently(gate.admit(pending), work, at_once)) as finished:
@@ -73,22 +70,31 @@ async def grow_questions(
 
 @asynccontextmanager
 async def open_annotator(
-    recipe: Recipe, retriever: Retriever, ledger: Ledger, before_call: BeforeCall, log: Log
+    recipe: Recipe,
+    retriever: Retriever,
+    ledger: Ledger,
+    before_call: BeforeCall,
+    log: Log,
+    replayed: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Annotator]:
-    """Yields the recipe's annotator with open engines, whose calls go through the ledger."""
+    """Yields the recipe's annotator with open engines, whose calls go through the ledger.
+
+    Args:
+        replayed: Digests of the models by role, to replay their stored calls without the models;
+            None opens the models.
+    """
     async with AsyncExitStack() as stack:
-        policy = await stack.enter_async_context(
-            open_engine(recipe.policy, recipe, ledger, before_call, log)
-        )
-        judge, verifier = [
-            None
-            if model is None
-            else await stack.enter_async_context(
+        engines: dict[str, Engine] = {}
+        for role, model in recipe.annotating_models.items():
+            engine = (
                 open_engine(model, recipe, ledger, before_call, log)
+                if replayed is None
+                else replaying_engine(model, replayed[role], ledger)
             )
-            for model in (recipe.active_judge, recipe.asked_verifier)
-        ]
-        yield annotator_for(recipe, policy, judge, verifier, retriever)
+            engines[role] = await stack.enter_async_context(engine)
+        yield annotator_for(
+            recipe, engines["policy"], engines.get("judge"), engines.get("verifier"), retriever
+        )
 
 
 def annotator_for(

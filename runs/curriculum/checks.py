@@ -11,7 +11,7 @@ from runs.folder import check_run_folder, check_unchanged
 from runs.preflight import cannot_serve_trained_reason, require, require_matplotlib, weights
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from runs.seal import flat
+from runs.record import flat
 from runs.stage import StageContext
 from runs.studies.study_runner import MEMORY_SETTINGS
 from weights.policy_files import policy_files

@@ -20,9 +20,10 @@ from typing import Any
 
 from base.atomic import atomic_write_text
 from base.errors import BranchwiseError
-from runs.folder import STUDY, dump_recipe
+from runs.folder import STUDY
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
+from runs.record import dump_recipe
 from runs.stage import FAILED, INTERRUPTED, STOP_SIGNALS, StageContext, on_stop_signal
 from runs.studies.journal import OUTPUT, Event, Journal, artifact_digest, command_key
 

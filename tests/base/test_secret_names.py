@@ -5,7 +5,7 @@ import pytest
 from base.secret_names import names_secret, redacted_command
 from runs.environment import environment_facts
 from runs.recipe import Recipe
-from runs.seal import flat
+from runs.record import flat
 
 SECRET = (
     "api_key policy.api_key apiKey APIKEY openai_api_keys --api-key --hf-token access_token "

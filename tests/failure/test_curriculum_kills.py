@@ -10,8 +10,9 @@ import pytest
 from stages import Ended, Stages
 from tiny_llama import write_gguf_header
 
-from runs.folder import dump_recipe, noted_inputs
+from runs.folder import noted_inputs
 from runs.recipe_file import load_recipe
+from runs.record import dump_recipe
 from runs.studies.journal import Event, Journal
 
 pytestmark = pytest.mark.failure

@@ -28,16 +28,16 @@ def index_of(world: World) -> Path:
     return index
 
 
-def annotated(world: World, run: Path, *more: object) -> Ended:
+def annotated(world: World, run: Path) -> Ended:
     """Annotates; there must be no traceback."""
-    ended = world.annotate(run, *more)
+    ended = world.annotate(run)
     assert "Traceback" not in ended.said
     return ended
 
 
-def annotate_and_check_rows(world: World, run: Path, *more: object) -> None:
+def annotate_and_check_rows(world: World, run: Path) -> None:
     """Annotates; the cache must be rebuilt once, and the rows must equal the undisturbed run's."""
-    ended = annotated(world, run, *more)
+    ended = annotated(world, run)
     assert ended.code == 0, ended.said
     assert ended.said.count("damaged, so it is rebuilt") == 1
     for table in ("trees", "pairs"):
@@ -51,11 +51,6 @@ def test_a_damaged_index_is_rebuilt_and_logged_once(
     for n, path in enumerate(sorted(index_of(own_world).iterdir())):
         harm(path, Random(n))
         annotate_and_check_rows(own_world, tmp_path / str(n) / "run")
-
-
-def test_workers_use_the_rebuilt_index(own_world: World, tmp_path: Path) -> None:
-    flipped(index_of(own_world) / "data.csc.index.npy", Random(0), bits=5)
-    annotate_and_check_rows(own_world, tmp_path / "run", "--workers", 2)
 
 
 def test_a_cache_folder_that_others_can_write_is_refused_before_any_call(

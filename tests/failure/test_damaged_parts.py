@@ -69,7 +69,7 @@ def assert_rows_unchanged(world: World, run: Path) -> None:
 
 @pytest.mark.parametrize("damage", [corrupt, truncated, empty, foreign, missing])
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_part_is_named_and_verify_restores_it(
+def test_a_damaged_part_is_named_and_annotate_restores_its_rows(
     name: str, damage: Damage, world: World, run: Path, tmp_path: Path
 ) -> None:
     damage(run / name)
@@ -79,8 +79,10 @@ def test_a_damaged_part_is_named_and_verify_restores_it(
         assert str(run / name) in refused.said
         assert "branchwise verify" in refused.said
     verified = run_without_calls(world, "verify", run, tmp_path)
-    assert verified.code == 0, verified.said
+    assert verified.code == 1, verified.said
     assert str(run / name) in verified.said
+    assert "rerun `branchwise annotate`" in verified.said
+    assert run_without_calls(world, "annotate", run, tmp_path).code == 0
     assert_rows_unchanged(world, run)
 
 

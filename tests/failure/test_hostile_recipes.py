@@ -70,8 +70,6 @@ def test_an_invalid_recipe_in_a_run_folder_is_refused(which: str, world: World, 
     text, says = RECIPES[which]
     (run / "config.yaml").write_text(text)
     assert_refused(world.stages.run("inspect", "--run", run), says, f"{run}/config.yaml")
-    other = world.stages.run("annotate", "--config", world.recipe, "--run", run)
-    assert_refused(other, says, f"{run}/config.yaml")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ def test_an_unreadable_provenance_is_refused(text: str, world: World, run: Path)
     (run / "provenance.json").write_text(text, encoding="latin-1")
     for stage in ("annotate", "relabel"):
         ended = world.stages.run(stage, "--config", world.recipe, "--run", run)
-        assert_refused(ended, f"{run}/provenance.json: cannot be read", "restore it")
+        assert_refused(ended, f"{run}/provenance.json: cannot be read", "Restore the")
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,7 @@ def of_the_run(*arguments: str) -> list[str]:
 STAGES = {
     "doctor": (["doctor", "--config", "CONFIG", "--run", "RUN"], "can run here"),
     "data as JSON": (["data", "--config", "CONFIG", "--json"], "pwned"),
-    "workers": (
-        ["annotate", "--workers", "2", "--config", "CONFIG", "--run", "FOLDER/run"],
-        "pwned",
-    ),
+    "annotate": (["annotate", "--config", "CONFIG", "--run", "FOLDER/run"], "pwned"),
     "diagnose": (of_the_run("diagnose", "--no-model"), "pwned"),
     "eval": (of_the_run("eval"), "Differences"),
     "inspect": (of_the_run("inspect"), "pwned"),

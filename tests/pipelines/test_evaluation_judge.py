@@ -12,8 +12,8 @@ from loopback import serving
 from tiny_dataset import QUESTIONS, recipe
 
 from base.errors import ConfigError
-from runs.folder import dump_recipe
 from runs.recipe_file import load_recipe
+from runs.record import dump_recipe
 from storage.parts import read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records

@@ -7,7 +7,7 @@ import pytest
 from pipelines.cli import parser, run_stage
 from pipelines.settings import blocks, page
 from runs.recipe import Recipe
-from runs.seal import flat
+from runs.record import flat
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 RECIPE = Recipe.model_validate({"name": "run", "difficulty": {"stages": {}}})

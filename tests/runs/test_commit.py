@@ -1,6 +1,5 @@
 """The counts of a run: over all attempts, failures by kind, and models that replied."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from loopback import serving
 from tiny_dataset import policy, recipe
 
 from storage.ledger import Ledger
-from storage.parts import read_parts
+from storage.parts import question_ids, read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
 
@@ -47,10 +46,7 @@ def test_counts_of_several_attempts_equal_those_of_one_attempt(
             branchwise("annotate", config, parts, "--set", f"limits.max_tokens={half}", *one_by_one)
             == 3
         )
-        with Ledger(parts / "ledger.sqlite") as ledger:
-            counts = Counter(row.status for row in ledger.questions())
-            assert counts["done"] > 0 < counts["pending"]
-            assert sum(counts.values()) == 6
+        assert 0 < len(question_ids(parts, "trees")) < 6
         for attempt in ("resumed", "finished"):
             capsys.readouterr()
             assert branchwise("annotate", config, parts) == 4

@@ -1,20 +1,27 @@
 """Run folders: a run resumes only with equal settings, except those that do not affect rows."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
-from runs.seal import SEAL, new_seal
+from runs.record import read_record
 
 
 def recipe(**blocks: Any) -> Recipe:
     return Recipe.model_validate({"name": "x", **blocks})
+
+
+def written_by_another_version(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Rewrites the record with other settings in `mcts:`, sealed."""
+    record = read_record(run)
+    assert record is not None
+    settings = {**record.recipe, "mcts": change(record.recipe["mcts"])}
+    record.model_copy(update={"recipe": settings}).write(run)
 
 
 def test_every_changed_setting_is_reported_with_both_values(tmp_path: Path) -> None:
@@ -26,23 +33,17 @@ def test_every_changed_setting_is_reported_with_both_values(tmp_path: Path) -> N
 
 
 def test_a_stored_setting_that_is_unknown_to_this_version_is_rejected(tmp_path: Path) -> None:
-    run = open_run(tmp_path / "run", recipe(), {})
-    kept = yaml.safe_load((run.folder / "config.yaml").read_text())
-    kept["mcts"]["widening"] = 2
-    (run.folder / "config.yaml").write_text(yaml.safe_dump(kept))
+    run = open_run(tmp_path / "run", recipe(), {}).folder
+    written_by_another_version(run, lambda mcts: mcts | {"widening": 2})
     with pytest.raises(ConfigError, match=r"`mcts.widening`: .* the version of Branchwise that"):
-        open_run(run.folder, recipe(), {})
+        open_run(run, recipe(), {})
 
 
 def test_a_setting_missing_from_an_older_run_has_its_default(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", recipe(), {}).folder
-    kept = yaml.safe_load((run / "config.yaml").read_text())
-    del kept["mcts"]["kind"]
-    (run / "config.yaml").write_text(yaml.safe_dump(kept))
-    seal = new_seal(run, recipe())
-    older = seal.model_copy(update={"settings": {**seal.settings, "mcts": kept["mcts"]}})
-    atomic_write_json(run / "provenance.json", {SEAL: older.model_dump()})
-    assert open_run(run, recipe(), {}).id == older.run_id
+    written_by_another_version(run, lambda mcts: {k: mcts[k] for k in mcts.keys() - {"kind"}})
+    assert open_run(run, recipe(), {}).id == existing_run(run).id
+    written_by_another_version(run, lambda mcts: {k: mcts[k] for k in mcts.keys() - {"kind"}})
     with pytest.raises(ConfigError, match=r"mcts.kind: was 'tree', now 'chains'"):
         open_run(run, recipe(mcts={"kind": "chains"}), {})
 

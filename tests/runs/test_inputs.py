@@ -106,7 +106,7 @@ def test_a_pilot_resumes_with_more_questions_without_repeating_calls(
     )
     alone = json.loads((whole / "provenance.json").read_text())
     assert noted["inputs"] == alone["inputs"]
-    assert noted["data"] == alone["data"]
+    assert noted["facts"]["data"] == alone["facts"]["data"]
     for table in ("questions", "trees", "pairs"):
         found = [read_parts(one, table).drop_columns(["run_id"]) for one in (run, whole)]
         order = [(name, "ascending") for name in found[0].column_names if name.endswith("_id")]
@@ -161,7 +161,7 @@ def test_a_run_that_was_killed_while_adding_questions_can_resume(
     assert branchwise("annotate", config, run, "--limit", "2") == 0
     with monkeypatch.context() as patch:
         # Fails after the new questions are noted and before their table is written.
-        patch.setattr(Committer, "questions_part", lambda _: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(Committer, "_write", lambda *_: (_ for _ in ()).throw(MemoryError))
         assert branchwise("annotate", config, run) == 1
     assert len(question_ids(run, "questions")) == 2
     assert branchwise("annotate", config, run) == 0
@@ -257,23 +257,21 @@ def test_a_run_folder_that_is_a_file_is_reported(
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "kept", [b"name: [torn", b"name: \xff\xfe", b"", b"name: little\nfrom_a_newer: version\n"]
-)
+@pytest.mark.parametrize("kept", [b'{"run_id": [', b"\xff\xfe", b"", b'{"from_a_newer": 1}'])
 @pytest.mark.parametrize("stage", ["annotate", "relabel", "inspect", "export-pairs", "train-dpo"])
-def test_an_unreadable_recipe_in_a_run_folder_is_reported(
+def test_an_unreadable_record_in_a_run_folder_is_reported(
     stage: str, kept: bytes, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_bytes(kept)
+    (run / "provenance.json").write_bytes(kept)
     more = ("--file", str(tmp_path / "out.json")) if stage == "export-pairs" else ()
     assert branchwise(stage, config, run, *more) == 2
     told = capsys.readouterr().out
     assert f"error: {run}" in told
     assert "--run folder" in told, "the message should suggest a fix"
     assert ("from_a_newer" in told) == (b"from_a_newer" in kept)
-    assert (run / "config.yaml").read_bytes() == kept
+    assert (run / "provenance.json").read_bytes() == kept
 
 
 def contents(run: Path) -> dict[str, bytes]:

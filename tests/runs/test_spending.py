@@ -1,4 +1,4 @@
-"""Limits and totals with endpoints that report no usage, and with several workers."""
+"""Limits and totals with endpoints that report no usage, and over several attempts."""
 
 import json
 import sqlite3
@@ -157,7 +157,7 @@ def test_calls_without_a_price_are_logged_if_max_usd_is_set(
     assert f"max_usd does not count {before['calls']} calls" in told
 
 
-def test_totals_include_what_workers_spend_in_this_attempt(
+def test_totals_include_earlier_attempts_but_progress_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(policy) as endpoint:
@@ -166,7 +166,7 @@ def test_totals_include_what_workers_spend_in_this_attempt(
         assert stage("annotate", config, run, *some) == 3
         before, _ = totals_and_log(capsys)
         assert_totals_match_ledger(before, run)
-        assert stage("annotate", config, run, "--workers", "2") == 0
+        assert stage("annotate", config, run) == 0
         made = len(endpoint.requests)
     totals, told = totals_and_log(capsys)
     assert totals["calls"] == made > before["calls"]
@@ -174,14 +174,3 @@ def test_totals_include_what_workers_spend_in_this_attempt(
     assert f"{made} calls in the ledger, {totals['cost_usd']:,.4f} USD" in told
     (last,) = [line for line in told.splitlines() if "· questions 6/6 ·" in line]
     assert f"USD {totals['cost_usd'] - before['cost_usd']:,.4f}" in last
-
-
-def test_a_warning_that_every_worker_raises_is_logged_once(
-    silent: FakeEndpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, run = recipe(tmp_path, silent.base_url), tmp_path / "run"
-    one = ("--set", "limits.max_questions_in_flight=2")
-    assert stage("annotate", config, run, "--workers", "2", *one) == 0
-    totals, told = totals_and_log(capsys)
-    assert totals["calls_estimated"] == totals["calls"] == len(silent.requests)
-    assert told.count("reports no usable token counts") == 1

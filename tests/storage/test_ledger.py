@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from sample_records import a_call
 from base.errors import ConfigError, StorageError
 from storage.ledger import Ledger, StoredKeys
 from storage.ledger_check import LEDGER_VERSION
-from storage.ledger_rows import QuestionRow, Totals
+from storage.ledger_rows import Totals
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -81,27 +80,6 @@ async def test_one_bad_row_fails_alone(tmp_path: Path) -> None:
         assert "disk" not in str(results[1])
         assert ledger.totals().calls == 2
         assert ledger.get("k2") is not None
-
-
-def test_question_status_is_updated_in_the_order_of_insertion(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "l") as ledger:
-        ledger.mark_pending(["b", "a", "c"])
-        ledger.set_questions([QuestionRow("a", "done", None, "00000")])
-        ledger.set_questions([QuestionRow("c", "failed", "EndpointError")])
-        ledger.mark_pending(["a", "d"])
-        assert ledger.questions() == [
-            QuestionRow("b", "pending"),
-            QuestionRow("a", "done", None, "00000"),
-            QuestionRow("c", "failed", "EndpointError"),
-            QuestionRow("d", "pending"),
-        ]
-        assert Counter(row.status for row in ledger.questions()) == {
-            "pending": 2,
-            "done": 1,
-            "failed": 1,
-        }
-    with pytest.raises(StorageError, match="closed"):
-        ledger.set_questions([QuestionRow("a", "done")])
 
 
 KILLED = """
@@ -188,7 +166,7 @@ async def test_a_damaged_schema_is_not_reported_as_a_full_disk(
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     whole, damaged = (word.encode() for word in damage)
     path.write_bytes(path.read_bytes().replace(whole, damaged))
-    with pytest.raises(StorageError, match=r"cannot \w+ .*Restore it from a copy") as told:
+    with pytest.raises(StorageError, match=r"Restore it from a copy") as told:
         Ledger(path)
     assert "disk" not in str(told.value).replace("database disk image", "")
 

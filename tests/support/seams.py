@@ -21,7 +21,7 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Literal, Self
 
-At = Literal["write", "half", "rename", "sql", "put", "questions", "close", "clock"]
+At = Literal["write", "half", "rename", "sql", "put", "close", "clock"]
 When = Literal["before", "after"]
 Then = Literal["die", "fill", "shrink", "starve"]
 Passing = Callable[[str], None]
@@ -189,7 +189,6 @@ PLANTED: dict[At, Callable[[When, Passing], None]] = {
     "rename": _around(Path, "replace", lambda _, target: _named(target)),
     "sql": _statements,
     "put": _of_ledger("put"),
-    "questions": _of_ledger("set_questions"),
     "close": _of_ledger("close"),
     "clock": _jumping_clock,
 }
