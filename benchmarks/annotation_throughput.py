@@ -1,7 +1,7 @@
 """Does `annotate` keep its endpoint full, and how much faster is it than the published schedule?
 
     python -m benchmarks.annotation_throughput [--questions 512] [--iterations 64] [--slots 256]
-                                               [--latency-s 2] [--published-s 60] [--workers 1]
+                                               [--latency-s 2] [--published-s 60]
 
 Runs the real stage as a child process (BM25 over 1,000 passages, ledger, parquet) against a
 simulated endpoint (`benchmarks.simulated_endpoint`), with all questions in flight. The share of
@@ -49,8 +49,7 @@ def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) ->
         },
     }
     recipe = write_run(folder, endpoint.base_url, options.questions, changes)
-    more = ["--workers", str(options.workers)] if options.workers > 1 else []
-    command = annotate_command(recipe, folder / "run", *more)
+    command = annotate_command(recipe, folder / "run")
     start = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, cwd=REPOSITORY, check=False, text=True)
     seconds = time.monotonic() - start
@@ -117,7 +116,6 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--latency-s", type=float, default=2.0)
     parser.add_argument("--published-s", type=float, default=60.0)
-    parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     limits = ["--slots", options.slots, "--latency-s", options.latency_s]
     with serving(*map(str, limits)) as endpoint, tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ from runs.annotation.commit import QUESTIONS_A_PART
 from runs.folder import LEDGER
 from runs.stage import DONE, LIMIT_REACHED
 from storage.ledger import Ledger
-from storage.ledger_rows import CALL_COLUMNS, QuestionRow, checksum
+from storage.ledger_rows import CALL_COLUMNS, checksum
 from storage.manifest import add_parts, load_manifest
 from storage.parts import read_parts, write_part
 
@@ -102,7 +102,7 @@ def copy_calls(
 def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> None:
     """Commits copies of trees and pairs, sixteen questions per part."""
     first = len(load_manifest(run).of("trees"))
-    parts, rows = [], []
+    parts = []
     for number, start in enumerate(range(0, len(copies), QUESTIONS_A_PART), first):
         names = {of: name for name, of in copies[start : start + QUESTIONS_A_PART]}
         for table in ("trees", "pairs"):
@@ -110,10 +110,7 @@ def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> N
             place = old.column_names.index("question_id")
             new = pa.array([names[of] for of in old["question_id"].to_pylist()])
             parts.append(write_part(run, table, old.set_column(place, "question_id", new), number))
-        rows += [QuestionRow(name, "done", part=f"{number:05d}") for name in names.values()]
     add_parts(run, parts)
-    with Ledger(run / LEDGER) as ledger:
-        ledger.set_questions(rows)
 
 
 def forget_pages(run: Path) -> None:

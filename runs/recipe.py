@@ -201,7 +201,7 @@ class EvaluationConfig(EvaluationSettings):
 
 
 class Recipe(Settings):
-    """All settings of a run; `config.yaml` of a run folder holds the resolved recipe.
+    """All settings of a run; its `provenance.json` holds the resolved recipe.
 
     Attributes:
         name: Run name. Output goes to `datasets/<name>` and `models/<name>`.

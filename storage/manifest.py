@@ -23,7 +23,7 @@ from storage.records import SCHEMA_VERSION, Record
 MANIFEST = "manifest.json"
 DAMAGED = (
     "The part was damaged or removed after it was committed. "
-    "`branchwise verify --run DIR` rebuilds the part from the ledger"
+    "`branchwise verify --run DIR` removes the part, then the stage that it names rebuilds the rows"
 )
 """Message for a damaged part."""
 
