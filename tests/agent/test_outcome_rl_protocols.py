@@ -80,3 +80,24 @@ async def test_a_prefill_is_not_part_of_the_policys_text() -> None:
         state, Sampling(), question_id="q", path="r"
     )
     assert end.stop_reason == "no-answer"
+
+
+@pytest.mark.parametrize(
+    ("most", "max_steps", "calls", "corrections", "reason"),
+    [
+        (0, 9, 1, 0, "invalid"),
+        (2, 9, 3, 2, "invalid"),  # the call after the last correction ends the trajectory
+        (2, 3, 3, 2, "budget"),
+        (2, 2, 2, 1, "budget"),  # nobody could read a correction after the last call
+    ],
+)
+async def test_a_search_loop_ends_after_its_last_correction(
+    most: int, max_steps: int, calls: int, corrections: int, reason: str
+) -> None:
+    settings = AgentSettings(protocol="eval-rar", max_corrections=most, max_steps=max_steps)
+    engine = SpellingEngine(lambda _: "I do not know.")
+    environment = Environment(protocol_of(settings), engine, ScriptedRetriever(), top_k=3)
+    state = await environment.root(a_question())
+    end = await environment.trajectory(state, Sampling(), question_id="q", path="r")
+    assert (len(engine.asked), end.stop_reason) == (calls, reason)
+    assert sum(bool(step.inserted) for step in end.state.steps) == corrections

@@ -66,6 +66,20 @@ async def test_a_rollout_that_ends_cancels_the_others_and_its_error_is_raised(
     assert (engine.cancelled, engine.answered) == (1, 0)
 
 
+async def test_a_node_has_the_mean_outcome_of_its_rollouts() -> None:
+    """One rollout of one step is right, worth α; the other one is wrong, worth 0."""
+    engine = ScriptedEngine(
+        lambda request: f"<answer>{('Paris', 'Rome')[request.identity.draw]}</answer>"
+    )
+    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
+    scheme = Recipe.model_validate({"name": "x", "rewards": {"alpha": 0.5}}).scheme
+    question = a_question()
+    evaluator = RolloutEvaluator(environment, Sampling(), 2, scheme)
+    node = await evaluator.evaluate(question, State(question.question), "0")
+    assert node.value == (0.5 + 0) / 2
+    assert [(rollout.draw, rollout.f1) for rollout in node.rollouts] == [(0, 1.0), (1, 0.0)]
+
+
 QUERY = Step("reasoning", "<query>France</query>", Action("query", "France"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
-from mcts.selection import select_child, uct
+from mcts.selection import puct, select_child, uct
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 
@@ -69,6 +69,22 @@ def test_all_required_cases_have_a_golden_file() -> None:
         "puct", "uct", "unscored", "duplicate_sibling", "exhausted", "chains",
         "playout", "playout_repeated", "branches", "normalise",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("difference", "chosen"), [(0.53, "good"), (0.47, "rare")])
+def test_puct_uses_the_visits_of_the_siblings(difference: float, chosen: str) -> None:
+    """The parent has 5 visits, one of them its own evaluation; its two children have 3 and 1.
+
+    Exploration gives the second one √4 · (1/2 − 1/4) = 0.5 more. With √5 it would be 0.56, with √3
+    0.43.
+    """
+    tree = Tree.grow_from("")
+    for draw, (key, visits, value) in enumerate((("good", 3, 0.2 + difference), ("rare", 1, 0.2))):
+        child = tree.add_child(tree.root, key, terminal=False, key=key, draw=draw)
+        child.visits = child.scored_visits = visits
+        child.value_sum = visits * value
+    tree.root.visits = 5
+    assert select_child(tree, tree.root, puct, 1.0).key == chosen
 
 
 def test_uct_uses_the_visits_of_the_parent() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from base.errors import ConfigError
 from retrieval import encoder as encoder_module
-from retrieval.encoder import Encoder, encoding_of, require_dense_extra
+from retrieval.encoder import Encoder, Encoding, encoding_of, require_dense_extra
 from retrieval.index import open_retriever
 from retrieval.settings import DenseSettings, RetrievalSettings
 from storage.records import Passage
@@ -64,6 +65,45 @@ def test_an_override_wins_over_the_preset_even_when_empty() -> None:
     assert encoding_of(DenseSettings(preset="e5", query_prefix="")).query_prefix == ""
     assert encoding_of(DenseSettings(preset="bge")).pooling == "cls"
     assert not encoding_of(DenseSettings(preset="bge", normalise=False)).normalise
+
+
+BGE_QUERY = "Represent this sentence for searching relevant passages: cats"
+
+
+@pytest.mark.parametrize(
+    ("preset", "query", "passage", "pooling"),
+    [
+        ("minilm", "cats", "A cat purrs.", "mean"),
+        ("bge", BGE_QUERY, "A cat purrs.", "cls"),
+        ("e5", "query: cats", "passage: A cat purrs.", "mean"),
+    ],
+)
+def test_presets_follow_the_model_cards(
+    preset: Literal["minilm", "bge", "e5"],
+    query: str,
+    passage: str,
+    pooling: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[Encoding] = []
+    encoded: list[str] = []
+
+    class Model:
+        def encode(self, texts: list[str], **_: object) -> np.ndarray:
+            encoded.extend(texts)
+            return np.zeros((len(texts), 2))
+
+    def load(_: str, encoding: Encoding) -> Model:
+        loaded.append(encoding)
+        return Model()
+
+    monkeypatch.setattr(encoder_module, "require_dense_extra", lambda: None)
+    monkeypatch.setattr(encoder_module, "_load", load)
+    encoder = Encoder(DenseSettings(preset=preset, model="some/encoder"))
+    encoder.encode_queries(["cats"])
+    encoder.encode_passages(["A cat purrs."])
+    assert encoded == [query, passage]
+    assert [(encoding.pooling, encoding.normalise) for encoding in loaded] == [(pooling, True)]
 
 
 def test_a_missing_dense_extra_is_reported_with_the_command(

@@ -36,5 +36,7 @@ def test_k_weighs_one_first_rank_against_two_later_ranks() -> None:
 
 async def test_fusion_cuts_at_top_k_and_digests_its_parts() -> None:
     fusion = FusionRetriever([Fixed("abc"), Fixed("bda")])
-    assert [passage.id for passage in await fusion.search("q", 1)] == ["b"]
+    (best,) = await fusion.search("q", 1)
+    assert best.id == "b"
+    assert best.score == pytest.approx(1 / 62 + 1 / 61, rel=1e-12)  # k is 60, as in the paper
     assert fusion.digest != FusionRetriever([Fixed("abc"), Fixed("bdc")]).digest

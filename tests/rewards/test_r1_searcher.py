@@ -78,6 +78,14 @@ def test_r1_format_failures(segments: list[Segment], failures: tuple[str, ...]) 
     assert r1(segments, stage=2).components["format"] == (-2.0 if failures else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("character", "is_readable"),
+    [("\u4dff", True), ("\u4e00", False), ("\u9fff", False), ("\ua000", True)],
+)
+def test_r1_ideographs_are_those_of_one_unicode_block(character: str, is_readable: bool) -> None:
+    assert r1(turn(f"<think>{character}{END}")).failures == (() if is_readable else ("unreadable",))
+
+
 def test_r1_accepts_ideographs_only_from_the_question_or_the_documents() -> None:
     text = f"<think>東京{END}"
     assert r1(turn(text)).failures == ("unreadable",)

@@ -74,6 +74,7 @@ def test_values_are_standardised_over_all_tokens_of_all_rollouts() -> None:
     assert [len(rollout) for rollout in found] == [3, 1]
     assert fmean(flat) == pytest.approx(0) and pstdev(flat) == pytest.approx(1)
     assert standardised([[2.0], [2.0, 2.0]]) == [[0.0], [0.0, 0.0]]
+    assert [value for (value,) in standardised([[2.0], [2.000002]])] == pytest.approx([-1, 1])
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,8 @@ def test_values_are_standardised_over_all_tokens_of_all_rollouts() -> None:
         (1.3, 1, -1.2, True),
         (0.7, 1, -0.7, False),
         (1.0, 2, -2.0, False),
+        (1.3, 0, 0.0, False),  # clipping stops nothing
+        (0.7, 0, 0.0, False),
     ],
 )
 def test_clipped_loss_and_clip_flag_match_worked_cases(
@@ -92,6 +95,15 @@ def test_clipped_loss_and_clip_flag_match_worked_cases(
     one, other = torch.tensor([ratio]), torch.tensor([float(advantage)])
     assert clipped_loss(one, other, 0.2).item() == pytest.approx(loss)
     assert is_clipped(one, other, 0.2).item() is clipped
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_tokens_are_clipped_if_clipping_stops_their_gradient(advantage: float) -> None:
+    ratio = torch.tensor([0.5, 0.75, 1.0, 1.25, 1.5], requires_grad=True)
+    advantages = torch.full_like(ratio, advantage)
+    clipped_loss(ratio, advantages, 0.25).sum().backward()
+    assert ratio.grad is not None
+    assert is_clipped(ratio, advantages, 0.25).tolist() == (ratio.grad == 0).tolist()
 
 
 def test_token_means_weight_by_token_and_omit_non_finite_values() -> None:
