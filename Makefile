@@ -9,7 +9,7 @@ PYTHON ?= python3
 # programs receive them through the environment, so no shell parses them. ARGS (words of the stage's
 # command line) and PYTHON (a command) are exceptions on purpose.
 # TORCH_INDEX is the address of an index with CPU builds of torch, if the default one has only CUDA.
-USER_VARIABLES := CONFIG RUN SQL STUDY ARGS EXTRAS TORCH_INDEX BRANCHWISE_VLLM_PYTHON
+USER_VARIABLES := CONFIG RUN SQL STUDY ROOM ARGS EXTRAS TORCH_INDEX BRANCHWISE_VLLM_PYTHON
 $(foreach name,$(USER_VARIABLES),$(eval override $(name) := $$(value $(name))))
 # A line break in ARGS separates words. In a recipe, it would end the command.
 define LINE_BREAK
@@ -31,7 +31,7 @@ $(error EXTRAS: choose from $(PINNED_EXTRAS))
 endif
 
 STAGES := $(shell sed -nE 's/^    "([a-z-]+)": Stage.*/\1/p' pipelines/stages.py)
-.PHONY: $(STAGES) help setup clean test test-fast test-failure test-browser test-vllm lint bench constraints
+.PHONY: $(STAGES) help setup clean test test-fast test-all test-room test-vllm chromium lint bench constraints
 
 help: ## list the targets
 	@{ sed -nE 's/^    "([a-z-]+)": Stage\("[^"]*", "([^"]*)".*/\1\t\2/p' pipelines/stages.py; \
@@ -104,22 +104,27 @@ $(STAGES): $(CPU)
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
 # Threads that wait do not take the cores of the other processes. The tests of a file share fixtures.
-PYTEST := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n auto --maxprocesses=4
+PYTEST := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n auto --maxprocesses=4 --durations=20
 BY_FILE := --dist=loadfile
 
-test: $(DEV) ## the tests, then the whole chain on a few questions; vLLM and long crashes have targets of their own
+# docs/contributing.md states what each of these may take.
+test: $(DEV) ## the tests, then the whole chain on a few questions
 	$(PYTEST) $(BY_FILE) --ignore=tests/smoke $(ARGS)
 	$(PYTEST) tests/smoke
 
 test-fast: $(DEV) ## the tests without a model and without crashes
-	$(PYTEST) $(BY_FILE) -m "not model and not vllm and not failure and not long_failure" $(ARGS)
+	$(PYTEST) $(BY_FILE) -m "not model and not vllm and not failure and not long" $(ARGS)
 
-test-failure: $(DEV) ## all tests of crashes and damage, including the long ones
-	$(PYTEST) $(BY_FILE) tests/failure -m "failure or long_failure" $(ARGS)
+test-all: $(DEV) chromium ## the tests that `make test` leaves out: long ones, all systems, the report at all widths
+	$(PYTEST) $(BY_FILE) -m "long and not vllm" $(ARGS)
 
-test-browser: $(DEV) ## test the report in Chromium (installed on Debian)
+test-room: $(DEV) ## ROOM=<package>: its tests, and every other test that imports it
+	@test -d "tests/$$ROOM" || { echo "ROOM: name a folder of tests/, such as ROOM=rewards" >&2; exit 2; }
+	$(PYTEST) $(BY_FILE) $(ARGS) "tests/$$ROOM" \
+	    $$(grep -rlE "^ *(from|import) $$ROOM([. ]|$$)" tests --include="test_*.py" | grep -v "^tests/$$ROOM/")
+
+chromium: ## install Debian's Chromium if it is missing; without it, tests of the report are skipped
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
-	$(BIN)/python -m pytest tests/report $(ARGS)
 
 # vLLM has its own environment, because it needs another version of transformers than the trainers.
 # constraints-vllm.txt lists all its packages, so pip installs no further ones.

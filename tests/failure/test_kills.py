@@ -115,7 +115,7 @@ def test_a_run_killed_when_a_request_arrives_resumes(
     world.finish(run)
 
 
-@pytest.mark.long_failure
+@pytest.mark.long
 def test_a_run_that_is_killed_20_times_still_finishes(world: World, tmp_path: Path) -> None:
     """Each attempt makes only part of the missing calls."""
     run, held = tmp_path / "run", set[int]()

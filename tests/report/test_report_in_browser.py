@@ -1,6 +1,6 @@
 """Report in a real browser: sections, keyboard navigation, filters, inert hostile text.
 
-Skipped if Chromium is not installed; `make test-browser` installs Debian's.
+Skipped if Chromium is not installed; `make chromium` installs Debian's. All but one are long.
 """
 
 import re
@@ -13,7 +13,7 @@ from playwright.sync_api import Dialog, Page, expect, sync_playwright
 from report_run import HOSTILE, a_run_with_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (make test-browser)")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (make chromium)")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ OPEN_A_FORK = """async () => {
 }"""
 
 
+@pytest.mark.long
 def test_a_tree_can_be_navigated_and_folded_by_keyboard(page: Page) -> None:
     page.evaluate(OPEN_A_FORK)
     page.locator('#tree-canvas [aria-selected="true"]').focus()
@@ -83,6 +84,7 @@ def test_a_tree_can_be_navigated_and_folded_by_keyboard(page: Page) -> None:
     expect(page.locator("#tree-canvas [data-node]")).to_have_count(steps)
 
 
+@pytest.mark.long
 def test_the_iteration_slider_shows_only_steps_grown_so_far(page: Page) -> None:
     slider = page.locator("#tree-iteration")
     whole = page.locator("#tree-canvas [data-node]").count()
@@ -92,6 +94,7 @@ def test_the_iteration_slider_shows_only_steps_grown_so_far(page: Page) -> None:
     assert page.locator("#tree-canvas [data-node]").count() == whole
 
 
+@pytest.mark.long
 def test_a_chosen_step_shows_why_it_is_preferred(page: Page) -> None:
     page.locator("#tree-pairs").select_option("some")
     page.locator("#tree-list button").first.click()
@@ -100,6 +103,7 @@ def test_a_chosen_step_shows_why_it_is_preferred(page: Page) -> None:
     )
 
 
+@pytest.mark.long
 def test_filters_and_search_narrow_the_list(page: Page) -> None:
     page.locator("#tree-pairs").select_option("")
     page.locator("#tree-search").fill("currency")
@@ -117,11 +121,13 @@ def test_filters_and_search_narrow_the_list(page: Page) -> None:
     page.locator("#tree-outcome").select_option("")
 
 
+@pytest.mark.long
 def test_a_refused_unanswerable_question_is_not_listed_as_wrong(page: Page) -> None:
     row = "{answerable: false, right: false, searched: true}"
     assert page.evaluate(f"outcomeOf({row})") == "unanswerable"
 
 
+@pytest.mark.long
 def test_a_pair_links_to_its_tree(page: Page) -> None:
     page.locator("#pair-list button").last.click()
     asked = page.locator("#pair h3").inner_text()
@@ -129,6 +135,7 @@ def test_a_pair_links_to_its_tree(page: Page) -> None:
     expect(page.locator("#tree-title")).to_have_text(asked)
 
 
+@pytest.mark.long
 def test_hostile_text_is_not_interpreted_as_markup(page: Page) -> None:
     page.locator("#tree-search").fill("document.title")
     page.locator("#tree-list button").first.click()
@@ -138,6 +145,7 @@ def test_hostile_text_is_not_interpreted_as_markup(page: Page) -> None:
     page.locator("#tree-search").fill("")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [375, 800, 1600])
 def test_the_page_does_not_scroll_sideways_at_any_width(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})

@@ -96,6 +96,7 @@ def test_pipeline_from_annotation_to_evaluation_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
 def test_an_outcome_recipe_runs_warm_start_annotation_grpo_and_evaluation(
     name: str, tmp_path: Path
