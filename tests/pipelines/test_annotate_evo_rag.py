@@ -74,7 +74,7 @@ def verifier_verdicts(endpoint: FakeEndpoint) -> set[bool]:
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
-def test_a_stopped_run_resumes_to_the_same_trees_and_verify_rebuilds_them(
+def test_a_stopped_run_resumes_to_the_same_trees_and_a_replay_rebuilds_them(
     growth: str, tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config, run, whole = evo_recipe(tmp_path, endpoint.base_url, growth), *(
@@ -102,7 +102,8 @@ def test_a_stopped_run_resumes_to_the_same_trees_and_verify_rebuilds_them(
     assert "SPRE" not in card
     for part in (run / "trees").glob("*.parquet"):
         part.unlink()
-    assert branchwise("verify", config, run) == 0
+    assert branchwise("verify", config, run) == 1
+    assert branchwise("annotate", config, run, "--replay") == 0
     assert nodes_of(run) == nodes
     assert len(endpoint.requests) == 2 * made
 
