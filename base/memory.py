@@ -3,28 +3,18 @@
 import errno
 from collections.abc import Iterator
 
-SAID = (
+PHRASES = (
     "bad_alloc",
-    "bad allocation",
-    "cannot allocate memory",
     "can't allocate memory",
     "can't start new thread",
     "failed to allocate",
-    "failed to launch",
-    "failed to map segment",
-    "not enough memory",
     "out of memory",
-    "unable to allocate",
 )
-"""Texts in out-of-memory errors of OpenVINO, torch, SQLite, DuckDB, the loader and Python's
-threads.
-"""
+"""Texts of RuntimeErrors of OpenVINO, torch and Python's threads when memory runs out."""
 OF_SQLITE = frozenset({3082, 5386})
 """SQLite's extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP (it maps its own file)."""
-LOCAL = (RuntimeError, OSError, ImportError, SystemError)
-"""Errors of libraries in this process, as opposed to clients of a server."""
-NOT_MEANT = "static TLS"
-"""The loader lacks room for a library's thread variables, which is not a lack of memory."""
+TYPES = frozenset({"OutOfMemoryException", "OutOfMemoryError"})
+"""Exceptions of DuckDB and torch. Those of numpy and pyarrow are MemoryErrors."""
 ADVICE = (
     "Free some memory, or reduce one of these: limits.max_questions_in_flight, limits.kv_cache_gib "
     "(the embedded engine), --workers, micro_batch or micro_tokens of the training. Then rerun the "
@@ -42,15 +32,17 @@ def out_of_memory_message(error: BaseException) -> str | None:
 
 
 def _is_meant(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryException":
-        return True
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return True
-    if getattr(error, "sqlite_errorcode", 0) in OF_SQLITE:
-        return True
-    text = str(error).lower()
-    local = isinstance(error, LOCAL) or type(error).__module__.startswith("pyarrow")
-    return local and NOT_MEANT.lower() not in text and any(said in text for said in SAID)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ in TYPES
+        or getattr(error, "errno", None) == errno.ENOMEM
+        or getattr(error, "sqlite_errorcode", None) in OF_SQLITE
+        or (isinstance(error, RuntimeError) and _has_phrase(str(error)))
+    )
+
+
+def _has_phrase(text: str) -> bool:
+    return any(phrase in text.lower() for phrase in PHRASES)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -71,11 +63,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _first_line(error: BaseException) -> str:
     """Returns the error's type and the relevant line of its text, if there is any."""
     lines = str(error).splitlines()
-    found = next((line for line in lines if any(said in line.lower() for said in SAID)), "")
-    if isinstance(error, MemoryError):
-        found = found or (lines[0] if lines else "")
-    name = type(error).__name__
-    return f"{name}: {found.strip()[:200]}" if found else name
+    line = next(filter(_has_phrase, lines), lines[0] if lines else "").strip()[:200]
+    return ": ".join(filter(None, (type(error).__name__, line)))
 
 
 def format_memory_error(said: str) -> str:

@@ -14,9 +14,10 @@ _SETTING = re.compile(
     r"(?P<name>(?:--\w[\w-]*=)?[^\s=:{}]+)(?P<is>\s*[=:]\s*)(?P<value>.+)", re.DOTALL
 )
 _KEY = re.compile(
-    r"(?<![\w-])(?i:sk-|(?:hf|gsk|ghp)_)"
-    r"|(?=[A-Za-z]*[0-9])(?=[0-9A-Fa-f]*[G-Zg-z])[A-Za-z0-9]{32,}"
+    r"(?<![\w-])(?:(?i:sk-)|(?:sk|pk|rk|gsk|hf|ghp|fw)_[A-Za-z0-9]{7,}|AIza\w{16,})"
+    r"|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,}"
 )
+_HEXADECIMAL = re.compile(r"(?<![A-Za-z0-9])[0-9A-Fa-f]{32,}(?![A-Za-z0-9])")
 _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=\?).+", re.DOTALL)
 
 
@@ -30,14 +31,21 @@ def names_secret(name: str) -> bool:
     return _LAST_WORD.search(snake.rstrip("-")) is not None
 
 
-def contains_key(path: str) -> bool:
-    """Returns whether a part of a path looks like a key.
+def looks_like_key(text: str) -> bool:
+    """Returns whether a text contains `sk-`, `hf_abcdefg`, or 32 letters and digits mixed.
 
-    `sk-abc`, `hf_abc`, `token=abc`, and 32 or more letters and digits mixed do, but not
-    hexadecimal numbers, which are ids of accounts and deployments.
+    Names of variables such as HF_TOKEN and `hf_token` are no keys.
+    """
+    return _KEY.search(text) is not None
+
+
+def contains_key(path: str) -> bool:
+    """Returns whether a part of a path looks like a key, or sets a secret (`token=abc`).
+
+    Hexadecimal numbers do not, because they are ids of accounts and deployments.
     """
     named = any(redacted_setting(part) != part for part in path.split("/"))
-    return named or _KEY.search(path) is not None
+    return named or looks_like_key(_HEXADECIMAL.sub("", path))
 
 
 def redacted_setting(word: str) -> str:

@@ -23,10 +23,9 @@ from storage.records import Message
 from training.reward_model.comparisons import SiblingComparison
 from training.reward_model.train import RewardTrainingData, train_reward_model
 from training.settings import RewardModelSettings
-from weights.backbone import Backbone, Tokens
+from weights.backbone import Backbone, Tokens, Vector
 from weights.embedding import FrozenEncoder, Prefix
 from weights.policy_files import PACKAGED
-from weights.vectors import Vector
 
 TOKENS = 600
 
@@ -89,7 +88,7 @@ def main() -> None:
         os.environ["BRANCHWISE_CACHE"] = folder
         filling = MadeUp(PACKAGED)
         filling._backbone = Noise(options.width)
-        filling.embed(filling.tokens(material.steps))
+        filling.embed_cached(filling.tokens(material.steps))
         for target in ("first", "again"):
             began = time.perf_counter()
             report = train_reward_model(

@@ -1,11 +1,12 @@
 """Settings of the `policy:` and `judge:` blocks."""
 
 import re
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from pydantic import Field, field_validator
 
-from base.secret_names import names_secret
+from base.secret_names import looks_like_key, names_secret
 from base.settings import Settings
 
 Precision = Literal["f16", "q8_0"]
@@ -27,15 +28,6 @@ RESERVED_VLLM_ARGS = frozenset(
 )
 """Arguments of a vLLM server that Branchwise sets itself."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEY = re.compile(
-    r"^(?i:sk|pk|rk|gsk|hf|ghp|fw)_(?=.*[a-z0-9])[A-Za-z0-9]{16,}$"
-    r"|^AIza\w{16,}"
-    r"|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,}"
-)
-"""A vendor's key that looks like the name of a variable.
-
-`base.secret_names.contains_key` would reject HF_TOKEN, and accept hexadecimal keys.
-"""
 CODE_LOADING_VLLM_ARGS = frozenset(
     {
         "--config",
@@ -55,23 +47,15 @@ CODE_LOADING_VLLM_ARGS = frozenset(
 """Arguments of a vLLM server that could run code from a recipe or from the model that it names."""
 
 
-_WHOLE_VLLM_ARGS = frozenset({"--reasoning-parser"})
-"""Arguments of a vLLM server whose names begin like one of the above."""
+def _flag(word: str) -> str:
+    """Returns the flag in a word of vLLM's command line, such as `--a-b` for `--a_b.key=1`."""
+    return word.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
-def _options_of(word: str) -> set[str]:
-    """Returns the options that a word may mean: vLLM accepts prefixes, and `--option.key=value`."""
-    name = word.partition("=")[0].partition(".")[0].replace("_", "-")
-    if not name.startswith("--") or len(name) < 4 or name in _WHOLE_VLLM_ARGS:
-        return {name}
-    return {
-        name,
-        *(
-            option
-            for option in RESERVED_VLLM_ARGS | CODE_LOADING_VLLM_ARGS
-            if option.startswith(name)
-        ),
-    }
+def _meant(flags: Iterable[str], words: Iterable[str]) -> list[str]:
+    """Returns those of `flags` that a word may mean, because vLLM accepts prefixes."""
+    begun = {_flag(word) for word in words if word.startswith("--")} - {"--reasoning-parser"}
+    return sorted(flag for flag in flags if flag.startswith(tuple(begun)))
 
 
 class Price(Settings):
@@ -136,16 +120,15 @@ class ModelSettings(Settings):
     @field_validator("server_args")
     @classmethod
     def _reject_reserved(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        meant = {option for word in words for option in _options_of(word)}
-        if taken := sorted(RESERVED_VLLM_ARGS & meant):
+        if taken := _meant(RESERVED_VLLM_ARGS, words):
             raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
-        if code := sorted(CODE_LOADING_VLLM_ARGS & meant):
+        if code := _meant(CODE_LOADING_VLLM_ARGS, words):
             raise ValueError(
                 f"{', '.join(code)}: runs code that a recipe or a model folder names; leave it "
                 "out, or start the server yourself and set base_url"
             )
-        secret = sorted(flag for flag in meant if flag.startswith("--") and names_secret(flag))
-        if secret:
+        flags = (_flag(word) for word in words if word.startswith("--"))
+        if secret := sorted(filter(names_secret, flags)):
             raise ValueError(
                 f"{', '.join(secret)}: would be written to the run's config.yaml; put it into the "
                 "environment (HF_TOKEN for the hub, VLLM_API_KEY for the server)"
@@ -155,7 +138,7 @@ class ModelSettings(Settings):
     @field_validator("api_key_env")
     @classmethod
     def _reject_key(cls, name: str) -> str:
-        if not _VARIABLE.fullmatch(name) or _KEY.search(name):
+        if not _VARIABLE.fullmatch(name) or looks_like_key(name):
             raise ValueError(
                 "not the name of an environment variable: put the key into one, such as "
                 "OPENAI_API_KEY, and give its name"

@@ -8,8 +8,8 @@ batch. With `training.grpo.rollouts: trees` it trains on the trees of `annotate`
 each step with its siblings.
 
 Writes `models/<run>/grpo/` (or a sibling folder with `--name`), and one more folder for each of
-`training.grpo.stages` except the last, with `metrics.jsonl` and `curves.svg`. Rollouts are calls in
-the run's ledger, so an interrupted training can resume.
+`training.grpo.stages` except the last, with `metrics.jsonl`, which `make report` plots. Rollouts
+are calls in the run's ledger, so an interrupted training can resume.
 """
 
 import json
@@ -37,7 +37,6 @@ from runs.folder import Run, check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
 from runs.preflight import log_notes, model_files, require, search_server
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
-from runs.training.curve_plots import plot_curves
 from runs.training.grpo_trainings import (
     GrpoTraining,
     canary_prompts,
@@ -211,7 +210,6 @@ def _train(
         deciding=(questions_digest(training.questions), rewards, *deciding, *initial_adapter_hash),
         begin_with=adapter,
     )
-    plot_curves(training.target, context.log)
     context.log(f"wrote {training.target}: {report.summary()}")
     return report
 

@@ -17,7 +17,6 @@ from engines.cost import cost_usd
 from engines.sampling import Usage
 from engines.settings import Price
 from runs.cost_bounds import CostRange, Range, scale
-from runs.environment import missing_extras
 from runs.folder import existing_run
 from runs.recipe import LimitSettings, Recipe, identity_settings
 from runs.record import LEDGER, flat
@@ -110,15 +109,10 @@ class CostEstimate:
         return scale(self.cost.calls, 1 / self.calls_per_s) if self.calls_per_s else None
 
     def report(self, context: StageContext, **planned: int) -> StageResult:
-        """Logs the estimate and missing extras; returns the result of a dry run."""
+        """Logs the estimate; returns the result of a dry run."""
         for line in self.lines():
             context.log(line)
-        missing = list(missing_extras(context.recipe))
-        if missing:
-            names = " ".join(missing)
-            context.log(f'missing extras: {names}. Run `make setup EXTRAS="{names}"`')
-        totals = {**planned, **self.totals(), "missing_extras": missing, "dry_run": True}
-        return StageResult(totals)
+        return StageResult({**planned, **self.totals(), "dry_run": True})
 
     def totals(self) -> dict[str, Any]:
         """Returns the estimate in the form of a stage's totals."""

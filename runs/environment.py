@@ -82,13 +82,7 @@ def repository() -> Path:
 def extras_of(recipe: Recipe) -> tuple[str, ...]:
     """Returns the names of the extras that a recipe needs, as in pyproject.toml."""
     dense = ("dense",) if recipe.retrieval.kind in ("dense", "fusion") else ()
-    plots = ("study",) if "train-grpo" in recipe.stages else ()
-    return tuple(dict.fromkeys((*dense, *plots, *recipe.scheme.extras)))
-
-
-def missing_extras(recipe: Recipe) -> tuple[str, ...]:
-    """Returns the names of the needed extras of which a package is not installed."""
-    return tuple(extra for extra in extras_of(recipe) if missing_packages(extra))
+    return tuple(dict.fromkeys((*dense, *recipe.scheme.extras)))
 
 
 def missing_packages(extra: str) -> list[str]:

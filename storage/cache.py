@@ -1,8 +1,9 @@
 """The cache: indexes, converted weights and vectors, which can be rebuilt.
 
-    <cache folder>/<room>/<entry>/…        rooms: indexes, gguf, safetensors, reference
+    <cache folder>/<room>/<entry>/…        rooms: indexes, gguf, safetensors, reference,
+                                           embeddings
 
-(`embeddings` holds SQLite files, and `logs` the logs of vLLM servers.)
+(`logs` holds the logs of vLLM servers.)
 
 The folders must belong to one user alone, because anyone who can write into them controls the
 results of searches and models. An entry is a folder that appears whole or not at all, with a seal
@@ -97,7 +98,7 @@ def get_or_build(folder: Path, build: Callable[[Path], None], log: Log | None = 
         if verify_folder(folder, folder.name) is None:
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(folder.with_name(f"{folder.name}.lock")):
+        with _file_lock(folder.with_name(f"{folder.name}.lock")):
             fault = verify_folder(folder, folder.name)  # another process may have been faster
             if fault is not None:
                 if os.path.lexists(folder):
@@ -109,7 +110,7 @@ def get_or_build(folder: Path, build: Callable[[Path], None], log: Log | None = 
 
 
 @contextmanager
-def file_lock(lock: Path) -> Iterator[None]:
+def _file_lock(lock: Path) -> Iterator[None]:
     """Keeps other processes out of the block; the file `lock` is not deleted."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -119,7 +120,7 @@ def file_lock(lock: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def remove(path: Path) -> None:
+def _remove(path: Path) -> None:
     """Deletes a file or folder, if it exists; processes that have mapped it keep its content."""
     if not os.path.lexists(path):
         return
@@ -138,7 +139,7 @@ def _replace(folder: Path, build: Callable[[Path], None]) -> None:
         seal_folder(new, folder.name)
         for written in (*new.rglob("*"), new):
             sync(written)
-        remove(folder)
+        _remove(folder)
         new.rename(folder)
         sync(folder.parent)
     finally:

@@ -18,11 +18,8 @@ from base.plain_json import object_inside
 SEAL = "seal.json"
 """Name of the seal in a folder; it lists all other files."""
 
-Stamps = tuple[tuple[str, int, int, int, int], ...]
-"""Per file: name, inode, size, and change times of content and status, in nanoseconds."""
-
-_intact: dict[Path, Stamps] = {}
-"""Seals that this process has compared, with the stamps of their files."""
+_intact: dict[Path, list[tuple[int, int, int]]] = {}
+"""Seals that this process has compared, with inode, size and change time (ns) of each file."""
 
 
 def seal_folder(folder: Path, name: str) -> None:
@@ -41,7 +38,7 @@ def seal_folder(folder: Path, name: str) -> None:
 def verify_folder(folder: Path, name: str) -> str | None:
     """Returns the fault of a sealed folder; None if it is intact.
 
-    This process does not reread intact files until their stamps change.
+    This process does not reread intact files until one is changed or replaced.
     """
     if folder.is_symlink() or not folder.is_dir():
         return "it is not a folder"
@@ -82,7 +79,8 @@ def _write(seal: Path, name: str, files: Mapping[str, Path]) -> None:
 
 def _fault(seal: Path, name: str, files: Mapping[str, Path]) -> str | None:
     try:
-        stamps = tuple(map(_stamp, (*files.values(), seal)))
+        stats = [path.stat() for path in (*files.values(), seal)]
+        stamps = [(stat.st_ino, stat.st_size, stat.st_ctime_ns) for stat in stats]
         if _intact.get(seal) == stamps:
             return None
         fault = _difference(object_inside(seal.parent, seal.name), name, files)
@@ -109,8 +107,3 @@ def _difference(sealed: Mapping[str, Any], name: str, files: Mapping[str, Path])
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _stamp(path: Path) -> tuple[str, int, int, int, int]:
-    one = path.stat()
-    return path.name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns

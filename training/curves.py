@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from base.errors import StorageError, TrainingError
 from base.plain_json import as_object, parse_json
 from base.safe_files import LOG_BYTES, read_inside
 from base.step_messages import StepMessages
-from base.terminal_escape import bare
 from base.text import Log
 from training.checkpoints import list_checkpoint
 
@@ -84,37 +82,6 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
             list_checkpoint(checkpoints, checkpoints / f"checkpoint-{state.global_step}", run)
 
     return Curves()
-
-
-def step_bar() -> Any:
-    """Returns a trainer callback that shows a bar of steps with the time left, on standard error.
-
-    transformers' own bar also prints every line of the curve, and the guarded stream would escape
-    its control characters.
-    """
-    from tqdm import tqdm
-    from transformers import TrainerCallback
-
-    class StepBar(TrainerCallback):  # type: ignore[misc]
-        """See `step_bar`."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.bar = tqdm(
-                total=state.max_steps,
-                initial=state.global_step,
-                unit="step",
-                file=bare(sys.stderr),
-                dynamic_ncols=True,
-                leave=False,
-            )
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.bar.update(state.global_step - self.bar.n)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.bar.close()
-
-    return StepBar()
 
 
 def read_metrics(target: Path) -> list[dict[str, Any]]:

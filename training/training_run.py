@@ -7,7 +7,6 @@ checkpoints, and writes the adapter (or all weights), the curve and the record.
 import hashlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from base.errors import StorageError
 from base.text import Log
 from training.arguments import silence_libraries, trainer_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
-from training.curves import curves, read_metrics, step_bar
+from training.curves import curves, read_metrics
 from training.lengths import filter_by_length
 from training.policy_shift import movement_of
 from training.preference.holdout import HoldoutScore
@@ -125,12 +124,7 @@ class TrainingRun:
             return finished
         checkpoint = self._resume_point(fingerprint)
         trainer.remove_callback(PrinterCallback)
-        # The rollouts of outcome RL have a display of their own.
-        has_bar = sys.stderr.isatty() and self.kind != "grpo"
-        if has_bar:
-            trainer.add_callback(step_bar())
-        log = log_line if has_bar else self.log
-        trainer.add_callback(curves(self.target, self.checkpoints, fingerprint, log))
+        trainer.add_callback(curves(self.target, self.checkpoints, fingerprint, self.log))
         began = time.monotonic()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.monotonic() - began

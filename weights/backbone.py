@@ -15,9 +15,9 @@ from weights.policy_files import PolicyFiles, load_policy
 from weights.prefix_tree import prefix_batches, prefix_tree
 from weights.pretrained import pretrained
 from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
-from weights.vectors import Vector
 
 Tokens = tuple[int, ...]
+Vector = NDArray[np.float32]
 StepVectors = NDArray[np.float32]
 
 

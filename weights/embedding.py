@@ -2,14 +2,16 @@
 
 Source: EVO-RAG section 3.3, in which a frozen encoder embeds each trajectory prefix. A vector is
 the output of the model's last norm for the last token, in float32. Each distinct prefix is read
-once. The cache stores its vector under a hash of the weights and of the prefix's tokens.
+once. The cache stores the vectors of a corpus of steps under a hash of the weights and all tokens.
 """
 
 import hashlib
+import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,9 @@ import numpy as np
 from base.errors import ConfigError
 from base.step_messages import StepMessages
 from base.text import Log, replace_surrogates
-from storage.cache import cache_section
+from storage.cache import cache_section, get_or_build
 from storage.records import Message
-from weights.backbone import Backbone, StepVectors, Tokens
+from weights.backbone import Backbone, StepVectors, Tokens, Vector
 from weights.chat_template import prompt_ids, target_ids
 from weights.policy_files import (
     PACKAGED,
@@ -28,8 +30,8 @@ from weights.policy_files import (
     policy_files,
     tokenizer_of,
 )
-from weights.vectors import Vector, VectorCache
 
+_VECTORS = "vectors.npy"
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +62,7 @@ def base_of(policy: str) -> str:
 
 
 class FrozenEncoder:
-    """A frozen model that embeds steps; loads the weights at the first cache miss.
+    """A frozen model that embeds steps; loads the weights when it first reads one.
 
     Attributes:
         model: Name of the model; includes the revision if it is from the hub.
@@ -118,33 +120,40 @@ class FrozenEncoder:
             sequences: At least one sequence of token ids.
 
         Raises:
-            ConfigError: If the model cannot be loaded, a sequence is too long for it, or others can
-                write into the cache.
-            StorageError: If the cache cannot be read or written.
+            ConfigError: If the model cannot be loaded, or a sequence is too long for it.
         """
-        keys = {one: _key(self.digest, one) for one in sequences}
-        path = cache_section("embeddings") / f"{self.digest}.sqlite"
-        with self._lock, VectorCache(path, self._warn) as cache:
-            found = cache.get(list(keys.values()))
-            missing = [one for one, key in keys.items() if key not in found]
-            for read in self._read(missing):
-                fresh = {keys[one]: vector for one, vector in read.items()}
-                cache.put(fresh)
-                found |= fresh
-        return np.stack([found[keys[one]] for one in sequences])
+        with self._lock:
+            vectors = self._read(sorted(set(sequences)))
+        return np.stack([vectors[tokens] for tokens in sequences])
 
-    def _read(self, sequences: Sequence[Tokens]) -> Iterator[Mapping[Tokens, Vector]]:
-        """Yields the model's vectors, batch by batch."""
-        if not sequences:
-            return
+    def embed_cached(self, sequences: Sequence[Tokens]) -> StepVectors:
+        """Returns the vectors like `embed`, from the cache if it has these sequences.
+
+        Raises:
+            ConfigError: See `embed`; or if other users can write to the cache.
+            StorageError: If the cache cannot be written.
+        """
+        ordered = sorted(set(sequences))
+
+        def build(new: Path) -> None:
+            np.save(new / _VECTORS, self.embed(ordered))
+
+        folder = cache_section("embeddings") / _key(self.digest, ordered)
+        stored = np.load(get_or_build(folder, build, self._warn) / _VECTORS)
+        vectors = dict(zip(ordered, stored, strict=True))
+        return np.stack([vectors[tokens] for tokens in sequences])
+
+    def _read(self, sequences: Sequence[Tokens]) -> dict[Tokens, Vector]:
+        """Returns the model's vectors, read batch by batch."""
         if self._backbone is None:
             self._backbone = Backbone.load(self._files)
         self._check_length(max(map(len, sequences)), self._backbone.most_tokens)
-        messages, done = StepMessages(self._log, "steps embedded", len(sequences)), 0
-        for read in self._backbone.last_states(sequences, self._batch_tokens):
-            yield read
-            done += len(read)
-            messages.report(done)
+        messages = StepMessages(self._log, "steps embedded", len(sequences))
+        vectors: dict[Tokens, Vector] = {}
+        for batch in self._backbone.last_states(sequences, self._batch_tokens):
+            vectors |= batch
+            messages.report(len(vectors))
+        return vectors
 
     def _check_length(self, longest: int, limit: int | None) -> None:
         if limit is not None and longest > limit:
@@ -160,6 +169,8 @@ def _bare(prefix: Prefix) -> str:
     return replace_surrogates(text)
 
 
-def _key(digest: str, tokens: Tokens) -> bytes:
-    content = digest.encode() + np.array(tokens, dtype="<i4").tobytes()
-    return hashlib.blake2b(content, digest_size=16).digest()
+def _key(digest: str, sequences: Sequence[Tokens]) -> str:
+    hashed = hashlib.blake2b(digest.encode(), digest_size=16)
+    for tokens in sequences:
+        hashed.update(json.dumps(tokens).encode() + b"\n")
+    return hashed.hexdigest()

@@ -74,6 +74,7 @@ class BatchingThread:
         self._held: list[Generation] = []
         self._lock = threading.Lock()  # a `submit` is fully before or fully after `_end`
         self._closing = False
+        self._ended = EndpointError("the embedded engine is closed", fatal=True)
         self._next_id = 0
         self._thread = threading.Thread(target=self._run, name="openvino-steps", daemon=True)
         self._thread.start()
@@ -87,13 +88,13 @@ class BatchingThread:
         """Queues a generation and returns its future output.
 
         Raises:
-            EndpointError: If the thread has ended.
+            EndpointError: If the thread has ended, with its failure if there was one.
         """
         prompt = input_ids.data.tobytes()
         generation = Generation(input_ids, config, Future(), prompt)
         with self._lock:
             if self._closing:
-                raise EndpointError("the embedded engine is closed", fatal=True)
+                raise self._ended
             self._waiting.put(generation)
         return generation.output
 
@@ -176,6 +177,7 @@ class BatchingThread:
         """Settles every remaining future, so that no caller waits forever."""
         with self._lock:
             self._closing = True
+            self._ended = error or self._ended
         for generation, handle in self._running.items():
             handle.cancel()
             _settle_unfinished(generation, error)

@@ -2,10 +2,9 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -104,16 +103,14 @@ class Served:
 
 
 def installed_vllm() -> Vllm:
-    """Returns the vLLM named by `BRANCHWISE_VLLM_PYTHON`, or the first one found.
-
-    The search order is this environment, the environment of the command `vllm`, and the folder of
-    `make test-vllm`.
+    """Returns the vLLM named by `BRANCHWISE_VLLM_PYTHON`, of this environment, or of `.venv-vllm`.
 
     Raises:
         ConfigError: If vLLM is not found, or too old.
     """
     named = os.environ.get(VARIABLE)
-    for python in [Path(named).expanduser()] if named else _candidates():
+    usual = (Path(sys.executable), OWN_ENVIRONMENT.absolute())
+    for python in (Path(named).expanduser(),) if named else usual:
         found = _vllm_of(python)
         if found is not None:
             _check_transformers(found)
@@ -136,14 +133,6 @@ def _check_transformers(vllm: Vllm) -> None:
             f"{vllm.transformers}, which misreads models from transformers {OLDEST_TRANSFORMERS}. "
             "Install vllm>=0.31 there"
         )
-
-
-def _candidates() -> Iterator[Path]:
-    yield Path(sys.executable)
-    command = shutil.which("vllm")
-    if command:
-        yield Path(command).resolve().with_name("python")
-    yield OWN_ENVIRONMENT.absolute()
 
 
 @lru_cache(maxsize=8)

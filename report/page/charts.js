@@ -52,9 +52,10 @@ show("distribution-charts", [
     chart(`Reward component: ${name}`, null, rows, (all) => bars(all, name, "nodes"))),
 ]);
 
-const CURVES = ["loss", "accuracy", "margin", "kl", "reward", "em", "dev_em", "format_ok", "entropy", "policy_tokens", "silent_share", "grad_norm"];
+const CURVES = ["loss", "accuracy", "margin", "reward", "em", "dev_em", "answer_rate", "format_ok", "policy_tokens", "total_tokens", "retrievals", "valid_searches", "copied", "evaluated", "kl", "entropy", "silent_share", "clip_share", "grad_norm", "sample_s", "sync_s", "train_s"];
+const components = (lines) => [...new Set(lines.flatMap(Object.keys))].filter((name) => name.startsWith("reward/")).sort();
 show("training-charts", Object.entries(facts.trainings).flatMap(([model, lines]) =>
-  CURVES.filter((name) => lines.some((line) => typeof line[name] === "number")).map((name) =>
+  [...CURVES, ...components(lines)].filter((name) => lines.some((line) => typeof line[name] === "number")).map((name) =>
     chart(`${model}: ${name}`, null, lines.filter((line) => typeof line[name] === "number").map((line) => ({ step: line.step, [name]: line[name] })), (rows) => draw({
       height: 200, y: { grid: true, label: name }, marks: [Plot.line(rows, { x: "step", y: name, stroke: "var(--high)", marker: rows.length < 60 })] })))));
 

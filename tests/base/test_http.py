@@ -85,6 +85,7 @@ def test_an_invalid_proxy_is_refused_without_showing_its_password(
         "http://host/sk-hunter2/v1",
         "http://host/v1/%73k%2Dhunter2",
         "http://host/hf_hunter2",
+        "http://host/AIzahunter2hunter2hunter2/v1",
         "http://host/hunter20123456789abcdefABCDEF012/v1",
         "http://host/proxy,0123456789hunter2abcdef0123456789/v1",
         "host:8000/sk-hunter2",

@@ -19,6 +19,8 @@ def test_an_api_key_is_not_accepted_as_the_name_of_a_variable(key: str) -> None:
         ModelSettings(api_key_env=key)
 
 
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "FW_KEY_2", "key", "AIZA_KEY"])
+@pytest.mark.parametrize(
+    "name", ["OPENAI_API_KEY", "HF_TOKEN", "hf_token", "FW_KEY_2", "key", "AIZA_KEY"]
+)
 def test_variable_names_are_accepted(name: str) -> None:
     assert ModelSettings(api_key_env=name).api_key_env == name

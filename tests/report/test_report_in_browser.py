@@ -55,6 +55,11 @@ def test_every_section_is_visible_and_filled(page: Page) -> None:
     expect(page.locator("#pair .side")).to_have_count(2)
 
 
+def test_training_curves_include_every_reward_component(page: Page) -> None:
+    titles = page.locator("#training-charts figure h3").all_text_contents()
+    assert titles == ["grpo: reward", "grpo: reward/accuracy", "grpo: reward/format"]
+
+
 OPEN_A_FORK = """async () => {
     for (const row of treeView.index) {
         await treeView.open(row);

@@ -12,10 +12,8 @@ from tiny_dataset import recipe
 
 from mcts import Expansion, Node, SearchSettings, sample_chains, search
 from pipelines.cli import parser, run_stage
-from runs import environment
 from runs.cost_bounds import tree_calls
 from runs.costs import expected_sum
-from runs.recipe import Recipe
 from storage.call_history import calls_per_second
 from storage.ledger import Ledger
 
@@ -266,15 +264,3 @@ def test_pauses_between_attempts_do_not_count_as_time() -> None:
     assert calls_per_second(later + minute) == pytest.approx(1)
     assert calls_per_second([*minute, *minute]) == pytest.approx(2), "calls in parallel"
     assert calls_per_second([]) is None
-
-
-def test_missing_extras_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    needing = Recipe.model_validate({"name": "x", "stages": ["train-grpo"]})
-    monkeypatch.setattr(environment, "installed_version", lambda name: "1")
-    assert environment.missing_extras(needing) == ()
-    absent = {"matplotlib"}
-    monkeypatch.setattr(
-        environment, "installed_version", lambda name: None if name in absent else "1"
-    )
-    assert environment.missing_extras(needing) == ("study",)
-    assert environment.missing_extras(Recipe(name="x")) == ()

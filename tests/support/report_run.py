@@ -18,7 +18,7 @@ def hostile_policy(request: dict[str, Any]) -> str:
 
 
 def a_run_with_report(folder: Path) -> Path:
-    """Annotates the tiny questions, one of them hostile, and writes the report."""
+    """Annotates the tiny questions, one of them hostile, and writes the report with a curve."""
     questions = [{**QUESTIONS[0], "question": f"{HOSTILE} Where?"}, *QUESTIONS[1:]]
     with pytest.MonkeyPatch.context() as patch, serving(hostile_policy) as endpoint:
         patch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
@@ -26,6 +26,12 @@ def a_run_with_report(folder: Path) -> Path:
         patch.setattr("tiny_dataset.QUESTIONS", questions)
         patch.chdir(folder)
         config = recipe(folder, endpoint.base_url)
+        model = folder / "models" / "run" / "grpo"
+        model.mkdir(parents=True)
+        (model / "metrics.jsonl").write_text(
+            '{"step": 1, "reward": 0.5, "reward/format": 1, "other": 2}\n'
+            '{"step": 2, "reward": 0.6, "reward/format": 1, "reward/accuracy": 0.2}\n'
+        )
         for stage in ("annotate", "report"):
             arguments = [stage, "--config", str(config), "--run", str(folder / "run")]
             assert run_stage(parser().parse_args(arguments)) == 0

@@ -234,7 +234,7 @@ class Reader:
     def tokens(self, steps: Sequence[Prefix]) -> list[tuple[int, ...]]:
         return [(int(step.text),) * (50 if step.text == "7" else 3) for step in steps]
 
-    def embed(self, sequences: Sequence[tuple[int, ...]]) -> Any:
+    def embed_cached(self, sequences: Sequence[tuple[int, ...]]) -> Any:
         self.asked += sequences
         return np.stack([self.vectors[one[0]] for one in sequences])
 

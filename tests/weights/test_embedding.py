@@ -1,6 +1,5 @@
 """Embeddings of steps: equal to the model's own states, computed once, and cached."""
 
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, Mistral
 from base.errors import ConfigError
 from storage.records import Message
 from training.examples import StepExample, tokenise
-from weights.backbone import Backbone, Tokens
+from weights.backbone import Backbone, Tokens, Vector
 from weights.embedding import FrozenEncoder, Prefix, base_of
 from weights.policy_files import PACKAGED, load_tokenizer, packaged_gguf
-from weights.vectors import Vector
 
 # Siblings of two states of one instruction, one a prefix of another; and one long sequence.
 SEQUENCES: list[Tokens] = [
@@ -83,79 +81,54 @@ def test_shared_prefixes_of_siblings_are_encoded_once() -> None:
     assert read == [2 + 2 + 3 + 1 + 1 + 5 + 1 + 50]
 
 
-class Counted:
-    """Records the sequences that backbones encode; can interrupt them after some batches."""
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Tokens]:
+    """The sequences that backbones have read."""
+    sequences_read, last_states = list[Tokens](), Backbone.last_states
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, batches: int | None = None) -> None:
-        self.read: list[Tokens] = []
-        real = Backbone.last_states
+    def counting(
+        backbone: Backbone, sequences: Sequence[Tokens], batch_tokens: int
+    ) -> Iterator[Mapping[Tokens, Vector]]:
+        for batch in last_states(backbone, sequences, batch_tokens):
+            sequences_read.extend(batch)
+            yield batch
 
-        def counted(
-            backbone: Backbone, sequences: Sequence[Tokens], batch_tokens: int
-        ) -> Iterator[Mapping[Tokens, Vector]]:
-            for n, one in enumerate(real(backbone, sequences, batch_tokens)):
-                if n == batches:
-                    raise KeyboardInterrupt
-                self.read += one
-                yield one
-
-        monkeypatch.setattr(Backbone, "last_states", counted)
+    monkeypatch.setattr(Backbone, "last_states", counting)
+    return sequences_read
 
 
 def test_each_distinct_step_is_encoded_once_and_then_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[Tokens]
 ) -> None:
-    folder, counted = str(write_tiny_folder(tmp_path / "tiny")), Counted(monkeypatch)
-    asked = [*SEQUENCES, SEQUENCES[2]]
-    first = FrozenEncoder(folder).embed(asked)
+    folder, sequences = str(write_tiny_folder(tmp_path / "tiny")), [*SEQUENCES, SEQUENCES[2]]
+    first = FrozenEncoder(folder).embed_cached(sequences)
     assert first.shape == (7, 64)
     assert np.array_equal(first[6], first[2])
-    assert sorted(counted.read) == sorted(SEQUENCES)
+    assert sorted(read) == sorted(SEQUENCES)
     with monkeypatch.context() as patch:
         patch.setattr(Backbone, "load", lambda files: pytest.fail("loads a model for cached steps"))
-        again = FrozenEncoder(folder).embed(asked[::-1])
+        again = FrozenEncoder(folder).embed_cached(sequences[::-1])
     assert np.array_equal(again[::-1], first)
+    np.testing.assert_allclose(
+        FrozenEncoder(folder).embed_cached(sequences[:2]), first[:2], atol=1e-5
+    )
     other = write_tiny_folder(tmp_path / "other")
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
-    FrozenEncoder(str(other)).embed(SEQUENCES)
-    assert len(counted.read) == 2 * len(SEQUENCES), "other weights have no cached vectors"
+    FrozenEncoder(str(other)).embed_cached(SEQUENCES)
+    assert len(read) == 2 * len(SEQUENCES) + 2, "other weights have no cached vectors"
 
 
-def test_a_stopped_embedding_resumes_with_the_remaining_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_damaged_vectors_are_recomputed_and_logged(
+    tmp_path: Path, cache: Path, read: list[Tokens]
 ) -> None:
-    folder = str(write_tiny_folder(tmp_path / "tiny"))
-    with monkeypatch.context() as patch:
-        stopped = Counted(patch, batches=2)
-        with pytest.raises(KeyboardInterrupt):
-            FrozenEncoder(folder, batch_tokens=8).embed(SEQUENCES)
-    rest = Counted(monkeypatch)
-    FrozenEncoder(folder, batch_tokens=8).embed(SEQUENCES)
-    assert stopped.read
-    assert sorted(stopped.read + rest.read) == sorted(SEQUENCES)
-
-
-def test_a_damaged_vector_is_recomputed_and_logged(
-    tmp_path: Path,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    folder, said = str(write_tiny_folder(tmp_path / "tiny")), list[str]()
-    first = FrozenEncoder(folder).embed(SEQUENCES)
-    [path] = (cache / "embeddings").glob("*.sqlite")
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE vectors SET vector = zeroblob(256) WHERE rowid = 3")
-    connection.close()
-    counted = Counted(monkeypatch)
-    again = FrozenEncoder(folder, log=said.append).embed(SEQUENCES)
-    assert len(counted.read) == 1
-    np.testing.assert_allclose(again, first, atol=1e-5)
-    assert "damaged" in said[0]
-    path.write_bytes(b"no database")
-    with caplog.at_level("WARNING"):
-        np.testing.assert_allclose(FrozenEncoder(folder).embed(SEQUENCES), first, atol=1e-5)
-    assert "damaged" in caplog.text
+    folder, logged = str(write_tiny_folder(tmp_path / "tiny")), list[str]()
+    first = FrozenEncoder(folder).embed_cached(SEQUENCES)
+    [path] = (cache / "embeddings").glob("*/vectors.npy")
+    path.write_bytes(path.read_bytes()[:-256] + bytes(256))
+    again = FrozenEncoder(folder, log=logged.append).embed_cached(SEQUENCES)
+    assert len(read) == 2 * len(SEQUENCES)
+    assert np.array_equal(again, first)
+    assert "damaged" in logged[0]
 
 
 def test_the_tokens_of_a_step_equal_those_of_policy_training() -> None:

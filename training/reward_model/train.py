@@ -158,7 +158,7 @@ def _embedded(
     wanted = sorted({place for one in fitting for place in (one.better, one.worse)})
     if not wanted:
         return [], np.zeros((0, 0), np.float32)
-    read = encoder.embed([tokens[place] for place in wanted])
+    read = encoder.embed_cached([tokens[place] for place in wanted])
     vectors = np.zeros((len(tokens), read.shape[1]), np.float32)
     vectors[wanted] = read
     return fitting, vectors
