@@ -73,11 +73,7 @@ def test_the_first_signal_drains_workers(
 
 @pytest.mark.parametrize(
     "signals",
-    [
-        (signal.SIGINT, signal.SIGTERM),
-        (signal.SIGTERM, signal.SIGINT),
-        (signal.SIGHUP, signal.SIGTERM),
-    ],
+    [(signal.SIGINT, signal.SIGTERM), (signal.SIGHUP, signal.SIGINT)],
 )
 def test_the_second_signal_aborts_the_run(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
