@@ -258,9 +258,17 @@ def test_a_run_folder_that_is_a_file_is_reported(
 
 
 @pytest.mark.parametrize(
-    "kept", [b"name: [torn", b"name: \xff\xfe", b"", b"name: little\nfrom_a_newer: version\n"]
+    ("stage", "kept"),
+    [
+        ("annotate", b"name: [torn"),
+        ("annotate", b"name: x\ndata: " + b"[" * 100_000),
+        ("relabel", b"name: \xff\xfe"),
+        ("inspect", b""),
+        ("export-pairs", b"name: little\nfrom_a_newer: version\n"),
+        ("train-dpo", b"name: x\ndata: &a [x]"),
+    ],
+    ids=["torn", "deep", "no utf-8", "empty", "newer", "an anchor"],
 )
-@pytest.mark.parametrize("stage", ["annotate", "relabel", "inspect", "export-pairs", "train-dpo"])
 def test_an_unreadable_recipe_in_a_run_folder_is_reported(
     stage: str, kept: bytes, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
