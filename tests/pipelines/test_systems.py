@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import PASSAGES, QUESTIONS, recipe
@@ -17,7 +18,6 @@ from agent.protocol import AgentProtocol
 from agent.protocols import PROTOCOLS
 from agent.state import Action, State
 from agent.tags import parse_tag
-from pipelines.cli import parser, run_stage
 from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.scheme import RewardScheme
@@ -173,12 +173,6 @@ def config(
     lines = [json.dumps({**question, "paragraphs": paragraphs}) for question in QUESTIONS]
     (tmp_path / "questions.jsonl").write_text("\n".join(lines))
     return path
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    return run_stage(
-        parser().parse_args([stage, "--config", str(config), "--run", str(run), *more])
-    )
 
 
 def test_each_system_can_be_annotated_relabelled_and_evaluated(
