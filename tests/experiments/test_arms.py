@@ -20,10 +20,8 @@ from storage.records import FailedPrediction
 
 
 def test_failed_questions_are_included_in_the_predictions_as_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_cache: None
 ) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     asked = str(QUESTIONS[0]["question"])
 
     def unlucky(request: dict[str, Any]) -> Any:

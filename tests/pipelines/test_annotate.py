@@ -10,6 +10,7 @@ import yaml
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
+from stored_rows import nodes_of, pairs_of
 from tiny_dataset import policy, recipe
 
 from storage.ledger import Ledger
@@ -24,10 +25,6 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
-    return table_to_records(read_parts(run, table), Pair)
-
-
 def trees_of(run: Path) -> set[str]:
     return question_ids(run, "trees")
 
@@ -39,7 +36,7 @@ def facts(pairs: list[Pair]) -> list[tuple[Any, ...]]:
 def test_a_run_has_trees_pairs_and_a_data_card(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
-    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    nodes = nodes_of(run)
     pairs = pairs_of(run)
     assert {n.question_id for n in nodes} == {"q1", "q2", "q3", "q4", "q5", "q6"}
     assert pairs, "a policy that is sometimes right gives pairs"
@@ -143,7 +140,7 @@ def test_keep_articles_applies_to_search_values_and_labels(
     question = {"id": "q1", "question": "What money do they pay with?", "answers": ["The Yen"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question))
     assert branchwise("annotate", config, run) == 0
-    right = [n for n in table_to_records(read_parts(run, "trees"), TreeNode) if n.content == "Yen"]
+    right = [n for n in nodes_of(run) if n.content == "Yen"]
     assert right
     for node in right:
         assert (node.value, node.reward) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
@@ -172,7 +169,7 @@ def test_published_profile_grows_trees_as_the_published_code_does(tmp_path: Path
         config = recipe(tmp_path, endpoint.base_url, judge=judge, **blocks)
         assert branchwise("annotate", config, tmp_path / "run") == 0
     trees: dict[str, list[TreeNode]] = defaultdict(list)
-    for node in table_to_records(read_parts(tmp_path / "run", "trees"), TreeNode):
+    for node in nodes_of(tmp_path / "run"):
         trees[node.tree_id].append(node)
     equal = 0
     for nodes in trees.values():
@@ -239,7 +236,7 @@ def test_a_judge_scores_inner_nodes_once_and_its_critique_is_not_used(tmp_path: 
         run = tmp_path / "run"
         assert branchwise("annotate", config, run) == 0
         policy_prompts = str([r["messages"] for r in endpoint.requests if r["model"] == "policy"])
-    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    nodes = nodes_of(run)
     judged = [n for n in nodes if n.judge_score is not None]
     inner = [n for n in nodes if not n.terminal and n.depth > 0]
     assert len(asked) == len(judged) == len(inner)
@@ -296,7 +293,7 @@ def test_replies_without_tags_are_counted_and_printed_but_not_fatal(
     with serving(lambda _: "\x1b[31m[bold]I would rather chat.") as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
         assert branchwise("annotate", config, run) == 0
-    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    nodes = nodes_of(run)
     assert {n.action for n in nodes if n.depth} == {"invalid"}
     assert pairs_of(run) == []
     told = capsys.readouterr().out

@@ -151,11 +151,7 @@ def endpoint(system: str) -> Iterator[FakeEndpoint]:
 
 
 @pytest.fixture
-def config(
-    system: str, tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def config(system: str, tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     agent, rewards, _ = SYSTEMS[system]
     questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
     path = recipe(
@@ -214,10 +210,8 @@ def test_each_system_can_be_annotated_relabelled_and_evaluated(
 
 
 def test_a_server_without_token_ids_is_refused_before_any_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, own_cache: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     with serving(thinking, owned_by="somebody") as served:
         path = recipe(
             tmp_path,
