@@ -84,34 +84,6 @@ def test_studies_of_one_run_do_not_overwrite_each_other() -> None:
     assert own.isdisjoint(made)
 
 
-def test_refinement_starts_from_the_policy_of_discovery(runner: Pretended) -> None:
-    evo_schedules.evo_schedules(runner)
-    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
-    for schedule in ("answer-only", "static", "two-stage", "time-dynamic"):
-        first, second = f"discovery-{schedule}", schedule
-        for label, stage in ((first, "discovery"), (second, "refinement")):
-            staged = {"rewards.schedule": schedule, "rewards.stage": stage}
-            assert labels[label] == staged
-    order = [model_name(one) for one in trainings(runner)]
-    assert order[:3] == ["discovery-answer-only-0", "answer-only-0", "discovery-static-0"]
-    by_name = {model_name(one): one for one in trainings(runner)}
-    for seed in (0, 1):
-        one, two = by_name[f"discovery-two-stage-{seed}"], by_name[f"two-stage-{seed}"]
-        assert one.settings == {"seed": seed}, (
-            "Discovery should start from the warm start, which generated the pairs"
-        )
-        assert two.settings == {
-            "seed": seed,
-            "policy.model": f"models/run/discovery-two-stage-{seed}",
-            "policy.weights": None,
-            "training.dpo.allow_off_policy_pairs": True,
-        }
-    assert set(runner.asked("test")) == {
-        START,
-        *(f"{arm}-{seed}" for arm in (*labels,) if "discovery" not in arm for seed in (0, 1)),
-    }
-
-
 def test_an_arm_with_too_few_pairs_is_reported_as_left_out(
     tmp_path: Path, runner: Pretended
 ) -> None:

@@ -1,7 +1,6 @@
 """The study `supervision`: trials on dev, own questions per seed, tests, costs and pooling."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,14 @@ import pytest
 from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_call, a_prediction
 
-from analysis.comparison import Scored
 from base.errors import ConfigError
 from benchmarks.pooled_answers import main, pooled
 from experiments import arms, supervision, supervision_rates
-from experiments.arms import EvaluatedArm, tree_totals
+from experiments.arms import tree_totals
 from experiments.report import findings
 from pipelines.study import study
 from runs.folder import open_run
 from runs.stage import checked_name
-from runs.studies.journal import Event
 from runs.studies.study_runner import StudyRunner
 from storage.ledger_rows import Totals
 from storage.records import Prediction
@@ -82,44 +79,6 @@ def test_test_is_evaluated_once_per_arm_and_seed(runner: Pretended) -> None:
     assert not runner.asked("dev")
     assert len(asked) == len(set(asked)) == 2 + 2 * (len(supervision.ARMS) - 2)
     assert {one.settings["seed"] for one in runner.ran if one.stage == "eval"} == {0}
-
-
-def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
-    own = supervision.replication(runner, 0)
-    run = own.context.run
-    journal = {
-        f"branchwise annotate --run {run} --set a=1": 3600.0,
-        f"branchwise annotate --run {run}0 --set a=1": 9.0,
-        f"branchwise train-dpo --run {run} --name dpo-0 --set a=1": 1800.0,
-        f"branchwise train-dpo --run {run} --name dpo-1 --set a=1": 9.0,
-        f"branchwise train-grpo --run {run}-grpo --name grpo-0": 7200.0,
-    }
-    for command, spent in journal.items():
-        runner.journal.note(Event(command, command, "started"))
-        runner.journal.note(Event(command, command, "done", cpu_seconds=spent))
-    by_name = {arm.name: arm for arm in supervision.ARMS}
-
-    def cost(name: str, stage: str) -> supervision.Cost:
-        trained = own.run_stage(stage, "--name", f"{name}-0")
-        answers: dict[int, list[Scored]] = {
-            0: [a_prediction(em=1.0), a_prediction(question_id="other", em=0.0)]
-        }
-        done = EvaluatedArm(by_name[name], answers, [{"model": "an earlier seed's"}, trained])
-        asked = supervision.trained_in(own, by_name[name], own)
-        return supervision.cost_of(asked, done, 0)
-
-    assert cost("dpo", "train-dpo") == supervision.Cost("dpo", 0, 50, 900, 96000, 100, 1.5)
-    paid = cost("grpo", "train-grpo")
-    assert paid == supervision.Cost("grpo", 0, 50, 800, 6400, 140, 2)
-    for command in journal:
-        runner.journal.note(Event(command, command, "started"))
-        runner.journal.note(Event(command, command, "failed", cpu_seconds=3600))
-    assert cost("grpo", "train-grpo").cpu_hours == 3
-    runner.journal.note(Event(command, command, "started"))  # and the study was killed
-    lost = cost("grpo", "train-grpo")
-    assert math.isnan(lost.cpu_hours)
-    (mean,) = supervision.mean_costs([paid, lost])
-    assert (mean.calls, mean.cpu_hours) == (800, 2)
 
 
 async def test_evaluations_do_not_count_as_costs_of_trees(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def assert_invalid(model: Path, *said: str) -> None:
         ({"base": "/dev/zero"}, "does not exist"),
         ({"base": "packaged", "chain": 5}, "must name the base of the adapter"),
         ({"base": "packaged", "chain": ["x" * 5000]}, "cannot be read"),
+        ({"base": "packaged", "chain": ["../no"]}, "names an adapter that is missing"),
         ({"chain": []}, "must name the base of the adapter"),
         ("[" * 100_000, "nested too deeply"),
         ('{"base": "packaged", "n": ' + "9" * 5000 + "}", "Exceeds the limit"),

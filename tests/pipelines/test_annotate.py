@@ -16,8 +16,7 @@ from tiny_dataset import policy, recipe
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
-from storage.records import Failure, Pair, TreeNode
-from storage.schemas import table_to_records
+from storage.records import Pair, TreeNode
 from storage.views import run_sql
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -199,20 +198,6 @@ def test_a_run_folder_of_another_run_is_refused(
     assert branchwise("annotate", config, other) == 2
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
     assert len(endpoint.requests) == made
-
-
-def test_a_question_that_fails_is_stored_in_the_failures_table(tmp_path: Path) -> None:
-    def unlucky(request: dict[str, Any]) -> Any:
-        if "currency" in request["messages"][-1]["content"]:
-            return failure(400, "this model's maximum context length is exceeded")
-        return policy(request)
-
-    with serving(unlucky) as endpoint:
-        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
-        assert branchwise("annotate", config, run) == 4, "one failure in six is more than 5 %"
-    failed = table_to_records(read_parts(run, "failures"), Failure)
-    assert [f.question_id for f in failed] == ["q3"]
-    assert trees_of(run) == {"q1", "q2", "q4", "q5", "q6"}
 
 
 def test_a_judge_scores_inner_nodes_once_and_its_critique_is_not_used(tmp_path: Path) -> None:
