@@ -118,7 +118,6 @@ PARTS = [
         (completion("bad \ud800"), "bad \ufffd", "stop", "stop"),
         (completion("nul \0"), "nul \0", "stop", "stop"),
         (completion("x", usage=None), "x", "stop", "stop"),
-        (completion("x" * 65_536), "x" * 65_536, "stop", "stop"),
         (completion(None, message={"content": PARTS}), "<answer>Paris", "stop", "stop"),
     ],
 )
@@ -218,18 +217,6 @@ async def test_retries_are_bounded_and_the_client_adds_none() -> None:
     assert caught.value.attempts == 3
 
 
-@pytest.mark.parametrize("status", [400, 422])
-async def test_a_rejected_request_is_not_retried(status: int) -> None:
-    async with (
-        FakeEndpoint(lambda _: failure(status, "too long")) as server,
-        engine(server.base_url) as policy,
-    ):
-        with pytest.raises(EndpointError, match="too long") as caught:
-            await policy.sample(REQUEST)
-    assert len(server.requests) == 1
-    assert not caught.value.fatal
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -243,35 +230,18 @@ async def test_a_rejected_request_is_not_retried(status: int) -> None:
         completion(None, message={"content": {"text": "x"}}),
         [1],
         None,
-        web.Response(text="<html>hello</html>", content_type="text/html"),
-        web.Response(text="{torn", content_type="application/json"),
-        web.Response(text="[" * 100_000, content_type="application/json"),
-        web.Response(body=b'{"choices": "\xff\xfe"}', content_type="application/json"),
-        web.Response(text="", content_type="application/json"),
+        b"<html>hello</html>",
+        b"{torn",
+        b"[" * 100_000,
+        b'{"choices": "\xff\xfe"}',
+        b"",
     ],
-    ids=[
-        "error with 200",
-        "finish reason error",
-        "finish reason abort",
-        "error in the choice",
-        "no choices",
-        "null choices",
-        "choices of text",
-        "content is an object",
-        "list",
-        "null",
-        "html",
-        "torn json",
-        "deep json",
-        "no utf-8",
-        "nothing",
-    ],
+    ids=lambda reply: str(reply)[:40],
 )
 async def test_a_reply_that_is_not_a_completion_is_an_error(reply: Any) -> None:
     def script(_: dict[str, Any]) -> Any:
-        if not isinstance(reply, web.Response):
-            return web.json_response(reply)
-        return web.Response(body=reply.body, content_type=reply.content_type)
+        body = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+        return web.Response(body=body, content_type="application/json")
 
     async with FakeEndpoint(script) as server, engine(server.base_url) as policy:
         with pytest.raises(EndpointError, match=r"unreadable.*4 attempts") as caught:
@@ -369,6 +339,10 @@ async def test_a_missing_model_error_lists_available_models() -> None:
             await policy.sample(REQUEST)
     assert e.value.fatal
     assert len(server.requests) == 2
+    async with FakeEndpoint(lambda _: failure(404)) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match="lists the model 'policy' but answered 404") as e:
+            await policy.sample(REQUEST)
+    assert e.value.fatal
 
 
 @pytest.mark.parametrize("status", [403, 405])
@@ -427,20 +401,6 @@ async def test_a_refused_connection_is_reported_and_fatal(monkeypatch: pytest.Mo
         assert (await policy.sample(REQUEST)).text == "Paris"
 
 
-async def test_a_silent_server_times_out() -> None:
-    async def hang(_: dict[str, Any]) -> str:
-        await asyncio.Event().wait()
-        return "never"
-
-    async with (
-        FakeEndpoint(hang) as server,
-        engine(server.base_url, timeout_s=0.3, structured_output="none") as policy,
-    ):
-        with pytest.raises(EndpointError, match=r"in time.*4 attempts"):
-            await policy.sample(REQUEST)
-    assert 1 <= len(server.requests) <= 4, "a busy machine may cut an attempt before it arrives"
-
-
 async def test_a_server_that_sends_byte_by_byte_times_out() -> None:
     async def drip() -> AsyncIterator[bytes]:
         while True:  # a byte well within any limit on a single read
@@ -470,25 +430,6 @@ async def test_cancelling_closes_the_request() -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
         await asyncio.wait_for(server.aborted.wait(), 5)
-
-
-async def test_concurrency_does_not_exceed_its_maximum() -> None:
-    under_way, most = 0, 0
-
-    async def count(_: dict[str, Any]) -> str:
-        nonlocal under_way, most
-        under_way, most = under_way + 1, max(most, under_way + 1)
-        for _turn in range(20):
-            await asyncio.sleep(0)
-        under_way -= 1
-        return "Paris"
-
-    async with (
-        FakeEndpoint(count) as server,
-        engine(server.base_url, max_concurrency=2) as policy,
-    ):
-        await asyncio.gather(*map(policy.sample, draws(7)))
-    assert most == 2
 
 
 def test_the_digest_depends_on_endpoint_and_model() -> None:

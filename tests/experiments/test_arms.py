@@ -20,10 +20,8 @@ from storage.records import FailedPrediction
 
 
 def test_failed_questions_are_included_in_the_predictions_as_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_cache: None
 ) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     asked = str(QUESTIONS[0]["question"])
 
     def unlucky(request: dict[str, Any]) -> Any:
@@ -50,7 +48,7 @@ def test_failed_questions_are_included_in_the_predictions_as_wrong(
     assert float(row["EM"]) == pytest.approx(100 * told["em"], abs=0.05)
 
 
-def test_the_cost_of_an_arm_includes_the_training_before_it(tmp_path: Path) -> None:
+def test_an_arm_starts_from_the_training_before_it_and_includes_its_cost(tmp_path: Path) -> None:
     def told(command: Command) -> dict[str, Any]:
         first = "before-0" in command.arguments
         return {"examples": 3 if first else 40, "steps": 2, "seconds": 0.5, "movement": first}
@@ -59,5 +57,7 @@ def test_the_cost_of_an_arm_includes_the_training_before_it(tmp_path: Path) -> N
     arm = Arm("late", "train-dpo", before=Arm("before", "train-dpo"))
     folder, totals = train_arm(runner, arm, 0)
     assert folder.endswith("late-0")
+    starts = [one.settings.get("policy.model") for one in runner.ran if one.stage == "train-dpo"]
+    assert starts == [None, "models/run/before-0"], "the second starts from the first's policy"
     assert (totals["examples"], totals["steps"], totals["seconds"]) == (43, 4, 1.0)
     assert totals["movement"] is False, "movement should be that of the last training"

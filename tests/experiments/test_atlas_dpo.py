@@ -26,25 +26,6 @@ def test_test_is_evaluated_once_per_arm_and_seed(runner: Pretended) -> None:
     assert runner.stages().count("annotate") == 1
 
 
-def test_arms_differ_in_their_pairs_and_share_models_where_the_training_is_the_same(
-    runner: Pretended,
-) -> None:
-    atlas_dpo.atlas_dpo(runner)
-    right_wrong = {"rewards.alpha": 1.0, "pairs.min_gap": 0.5, "pairs.same_action": True}
-    relabelled = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
-    assert relabelled == {
-        "anchored": right_wrong,
-        "sft": right_wrong,
-        "shuffled": {**right_wrong, "pairs.order": "shuffled"},
-        "answers": {**right_wrong, "pairs.actions": ["answer"]},
-    }
-    second = [one for one in runner.ran if one.settings.get("seed") == 1]
-    (sft,) = (one.settings for one in second if one.stage == "train-sft")
-    assert sft["training.sft.lr"] == 2e-4
-    dpo = [one.arguments[1] for one in second if one.stage == "train-dpo"]
-    assert dpo == ["anchored", "shuffled", "answers"]
-
-
 def test_tables_and_plot_are_written(runner: Pretended) -> None:
     atlas_dpo.atlas_dpo(runner)
     kept = (runner.folder / "atlas-dpo.md").read_text()

@@ -12,11 +12,9 @@ from evo_world import words_alike
 from fake_study_runner import Command, Pretended, pretended, tells_nothing
 from sample_records import a_question
 
-from analysis.suppression import COMPARISONS
 from experiments import arms
 from experiments.arms import START, Arm
 from experiments.evo import combinations as evo_combinations
-from experiments.evo import heads as evo_heads
 from experiments.evo import literal as evo_literal
 from experiments.evo import schedules as evo_schedules
 from experiments.evo import single as evo_single
@@ -86,95 +84,6 @@ def test_studies_of_one_run_do_not_overwrite_each_other() -> None:
     assert own.isdisjoint(made)
 
 
-def test_refinement_starts_from_the_policy_of_discovery(runner: Pretended) -> None:
-    evo_schedules.evo_schedules(runner)
-    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
-    for schedule in ("answer-only", "static", "two-stage", "time-dynamic"):
-        first, second = f"discovery-{schedule}", schedule
-        for label, stage in ((first, "discovery"), (second, "refinement")):
-            staged = {"rewards.schedule": schedule, "rewards.stage": stage}
-            assert labels[label] == staged
-    order = [model_name(one) for one in trainings(runner)]
-    assert order[:3] == ["discovery-answer-only-0", "answer-only-0", "discovery-static-0"]
-    by_name = {model_name(one): one for one in trainings(runner)}
-    for seed in (0, 1):
-        one, two = by_name[f"discovery-two-stage-{seed}"], by_name[f"two-stage-{seed}"]
-        assert one.settings == {"seed": seed}, (
-            "Discovery should start from the warm start, which generated the pairs"
-        )
-        assert two.settings == {
-            "seed": seed,
-            "policy.model": f"models/run/discovery-two-stage-{seed}",
-            "policy.weights": None,
-            "training.dpo.allow_off_policy_pairs": True,
-        }
-    assert set(runner.asked("test")) == {
-        START,
-        *(f"{arm}-{seed}" for arm in (*labels,) if "discovery" not in arm for seed in (0, 1)),
-    }
-
-
-def test_two_step_arms_report_no_kl_and_the_costs_of_both_steps(
-    tmp_path: Path, runner: Pretended
-) -> None:
-    def told(command: Command) -> dict[str, Any]:
-        moved = {"movement": {"kl": 0.5, "margin": 0.2}, "examples": 60, "steps": 8, "seconds": 9.0}
-        return moved if command.stage == "train-dpo" else {}
-
-    own = shared(tmp_path, told=told)
-    evo_schedules.evo_schedules(own)
-    rows = {row["arm"]: row for row in table(own, "evo-schedules-arms")}
-    assert (rows["time-dynamic"]["KL"], rows["time-dynamic"]["margin"]) == ("–", "0.200")
-    both = [rows["time-dynamic"][name] for name in ("pairs", "steps trained", "train s")]
-    assert both == ["120", "16", "18"], "costs should be the sums of Discovery and Refinement"
-    evo_combinations.evo_combinations(own)
-    rows = {row["arm"]: row for row in table(own, "evo-combinations-arms")}
-    assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.200"), (
-        "an arm with one step should report its KL"
-    )
-    assert rows["best-2"]["pairs"] == "60"
-    first = (own.folder / "evo-schedules.md").read_text().splitlines()[0]
-    assert "margin and accuracy are from the second" in first
-    assert "EM and F1 are means over answerable questions" in first
-
-
-def test_savings_are_reported_with_em_and_the_value_of_the_paper(runner: Pretended) -> None:
-    evo_schedules.evo_schedules(runner)
-    row, start, *_ = table(runner, "evo-schedules-searches")
-    assert (row["arm"], row["against"]) == ("time-dynamic", "two-stage")
-    assert row["saved % [95 %]"] == "+25.0 [+25.0, +25.0] *"
-    assert row["EM [95 %]"] == "0.0 [0.0, 0.0]"
-    assert row["EM lower by < 2.0"] == "yes"
-    assert row["paper (other models and data)"] == "15 % (11.5 → 9.8 steps)"
-    assert (start["against"], start["saved % [95 %]"][:5]) == (START, "-50.0")
-    by_arm = {one["arm"]: one for one in table(runner, "evo-schedules-arms")}
-    dynamic = by_arm["time-dynamic"]
-    assert (dynamic["searches"], dynamic["EM"], dynamic["questions"]) == ("3.0", "50.0", "12")
-    assert (dynamic["refused %"], dynamic["refusal precision"]) == ("14.3", "100.0")
-    assert dynamic["refusal recall"] == "100.0"
-    assert dynamic["paper (other models and data)"] == "EM 57.6, F1 71.5"
-    text = (runner.folder / "evo-schedules.md").read_text()
-    assert "q8_0" in text.splitlines()[0]
-    assert "other models, other data" in text.splitlines()[0]
-    assert "primary" in table(runner, "evo-schedules-claims")[0]["difference"]
-
-
-def test_comparisons_traces_distributions_and_plots_are_written(runner: Pretended) -> None:
-    evo_schedules.evo_schedules(runner)
-    rows = {row["better, worse"]: row for row in table(runner, "evo-schedules-comparisons")}
-    assert set(rows) == {one.name for one in COMPARISONS}
-    right = rows["a right answer, a wrong one"]
-    assert right["answer-only"] == "9, 0, 0"
-    assert right["two-stage, discovery"] == right["static"] == "0, 9, 0", "κ is 0.1 at most"
-    assert right["two-stage, refinement"] == "9, 0, 0"
-    traces = (runner.folder / "evo-schedules-traces.md").read_text()
-    assert "| step | answer-only | two-stage | time-dynamic |" in traces
-    assert "cannot be answered" in traces
-    assert table(runner, "evo-schedules-distributions")[0]["arm"] == START
-    for plot in ("distributions", "weights"):
-        assert (runner.folder / f"evo-schedules-{plot}.svg").exists()
-
-
 def test_an_arm_with_too_few_pairs_is_reported_as_left_out(
     tmp_path: Path, runner: Pretended
 ) -> None:
@@ -216,53 +125,6 @@ def single(command: Command) -> dict[str, Any]:
     return {}
 
 
-def test_single_reward_agents_train_on_pairs_of_their_reward_model(
-    tmp_path: Path, runner: Pretended
-) -> None:
-    alone = shared(tmp_path, told=single)
-    evo_single.evo_single(alone)
-    models = [one for one in alone.ran if one.stage == "train-rm" and "--name" in one.arguments]
-    assert [one.settings["rewards.components"] for one in models] == [
-        [reward] for reward in ("refusal", "retrieval", "step", "overlap")
-    ]
-    assert {one.settings["training.reward_model.heads"] for one in models} == {"single"}
-    labelled = {one.arguments[1]: one for one in alone.ran if one.stage == "relabel"}
-    refusal = labelled["only-refusal"]
-    assert refusal.settings["pairs.score"] == "reward_model"
-    assert refusal.settings["reward_model"] == "models/run/prefers-refusal"
-    assert refusal.settings["rewards.components"] == ["refusal"]
-    assert {one.settings["training.dpo.holdout"] for one in trainings(alone)} == {0.2}
-    for command in alone.ran:
-        alone.recipe_with(command.settings)
-
-
-def test_every_single_reward_has_a_row_even_if_it_is_left_out(
-    tmp_path: Path, runner: Pretended
-) -> None:
-    alone = shared(tmp_path, told=single)
-    evo_single.evo_single(alone)
-    rows = {row["reward"]: row for row in table(alone, "evo-single-single-rewards")}
-    assert list(rows) == ["backtrack", "refusal", "retrieval", "step", "overlap"]
-    none, refusal, step = rows["backtrack"], rows["refusal"], rows["step"]
-    assert none["left out"] == "only 9 of at least 50 siblings"
-    assert (none["siblings in order"], none["agent's accuracy %"], none["EM"]) == ("9", "–", "–")
-    assert none["paper (other models and data)"] == "70.3 %, loss 0.913"
-    assert (refusal["model's accuracy %"], refusal["model's loss"]) == ("75.0", "0.500")
-    assert (refusal["length only %"], refusal["pairs"], refusal["held out"]) == (
-        "60.0",
-        "160",
-        "40",
-    )
-    assert refusal["agent's accuracy %"] == "55.0", "the accuracy should be the mean of both seeds"
-    assert (refusal["agent's loss"], refusal["EM"], refusal["searches"]) == (
-        "0.650",
-        "50.0",
-        "2.00",
-    )
-    assert step["left out"] == "only-step: only 4 of at least 20 pairs"
-    assert (step["model's loss"], step["agent's loss"]) == ("0.500", "–")
-
-
 def heads(command: Command) -> dict[str, Any]:
     """Totals of train-rm: single heads have the losses 0.6 and 0.8, others 0.5 and 0.5."""
     if command.stage != "train-rm":
@@ -272,26 +134,6 @@ def heads(command: Command) -> dict[str, Any]:
     loss = 0.6 + 0.2 * seed if single else 0.5
     found = reward_model({"pairs": 80, "accuracy": 0.7, "loss": loss, "length_only": 0.6})
     return found | {"score": {"accuracy": 0.6 + 0.1 * seed, "length_only": 0.55}}
-
-
-def test_reward_model_heads_are_compared_over_splits(tmp_path: Path) -> None:
-    alone = shared(tmp_path, told=heads)
-    evo_heads.evo_heads(alone)
-    trained = {one.arguments[1]: one for one in alone.ran if one.stage == "train-rm"}
-    assert list(trained) == [
-        f"heads-{name}-{seed}" for seed in (0, 1) for name in ("component", "total", "single")
-    ]
-    assert trained["heads-total-1"].settings["training.reward_model.labels"] == "total"
-    assert trained["heads-single-1"].settings["training.reward_model.split_seed"] == 1
-    for command in trained.values():
-        alone.recipe_with(command.settings)
-    rows = (alone.folder / "evo-heads-reward-models.csv").read_text().splitlines()[1:]
-    component, total, single = (row.split(",") for row in rows)
-    assert component[:6] == ["component", "2", "300", "80", "0.500", "0.000"]
-    assert single[4:] == ["0.700", "0.141", "65.0", "7.1", "55.0", "loss 0.71"]
-    assert (total[-1], component[-1]) == ("loss 0.62", "–")
-    (row,) = (r for r in table(alone, "evo-heads-heads") if r["heads"] == "single")
-    assert (row["head"], row["pairs kept"], row["length only %"]) == ("total", "80", "60.0")
 
 
 @pytest.mark.parametrize("name", EVO_STUDIES)
@@ -306,7 +148,11 @@ def test_every_study_shares_the_trees_and_evaluates_test_once(
     asked = own.asked("test")
     assert len(asked) == len(set(asked)), "every policy should be evaluated once"
     assert own.asked("dev") == []
+    for command in own.ran:
+        own.recipe_with(command.settings)
     assert (own.folder / f"{name}.md").exists()
+    tables = {file.stem: table(own, file.stem) for file in own.folder.glob("*.csv")}
+    assert all(tables.values()), tables
     assert (own.folder / f"{name}.svg").read_text().lstrip().startswith("<?xml")
 
 
@@ -344,8 +190,3 @@ def test_a_study_has_a_default_recipe_and_run_folder(
     wanted = {"annotate", "train-rm"} if name == "evo-heads" else {"annotate", "train-dpo", "eval"}
     assert wanted <= set(stages)
     assert not Path("datasets").exists()
-
-
-def test_every_study_has_a_callable_carry_out() -> None:
-    for name in STUDIES:
-        assert callable(study_named(name).carry_out)

@@ -9,7 +9,6 @@ from experiments.arms import START, Arm
 from experiments.evo.labellings import (
     action_rule_accuracy,
     agreement_sheet,
-    labels_of,
     leaning_sheet,
 )
 from experiments.report import Claim
@@ -18,7 +17,6 @@ from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
 
 ONE = Arm("one", "train-dpo", label="first")
-OTHER = Arm("other", "train-dpo", before=Arm("second-before", "train-dpo"), label="second")
 
 Named = tuple[str, int, str, int, str]
 """Tree, preferred node and action, the other node and action."""
@@ -83,33 +81,3 @@ def test_the_action_rule_predicts_the_more_common_order_of_two_actions(
     pairs: list[tuple[str, str]], share: float | None
 ) -> None:
     assert action_rule_accuracy(pairs) == (None if share is None else pytest.approx(share))
-
-
-def test_leaning_sheet_reports_the_accuracy_of_the_action_rule(tmp_path: Path) -> None:
-    answers = [("t1", 1, "answer", 2, "search"), ("t2", 1, "answer", 2, "search")]
-    write_pairs(tmp_path, "first", *answers, ("t3", 1, "search", 2, "search"))
-    leaning = leaning_sheet(tmp_path, (ONE, OTHER))
-    shares = dict(
-        zip([row[0] for row in leaning.rows], [row[-1] for row in leaning.rows], strict=True)
-    )
-    assert (shares["first"], shares["second"]) == ("83.3", "–")
-
-
-def test_agreement_compares_steps_in_order_and_skips_equal_labellings(tmp_path: Path) -> None:
-    dynamic = Arm("dynamic", "train-dpo", before=Arm("dynamic-before", "train-dpo"))
-    claims = (Claim("dynamic", "other"), Claim("dynamic", START), Claim("dynamic", "nobody"))
-    sheet = agreement_sheet(tmp_path, (Arm(START), dynamic, OTHER), claims)
-    assert [row[:2] for row in sheet.rows] == [
-        ("dynamic-before", "second-before"),
-        ("dynamic", "second"),
-    ]
-    assert {row[-1] for row in sheet.rows} == {"–"}, (
-        "labellings that do not exist yet have no agreement"
-    )
-    shared = Arm("shared", "train-dpo", label="second")
-    assert agreement_sheet(tmp_path, (ONE, shared), (Claim("shared", "one"),)).rows
-    assert not agreement_sheet(tmp_path, (OTHER, shared), (Claim("shared", "shared"),)).rows
-
-
-def test_labels_of_lists_each_labelling_once_in_training_order() -> None:
-    assert labels_of((Arm(START), OTHER, ONE, ONE)) == ["second-before", "second", "first"]

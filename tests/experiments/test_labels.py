@@ -38,10 +38,17 @@ def table(run: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_siblings_are_compared_regardless_of_their_labels(run: Path) -> None:
+def test_siblings_are_compared_regardless_of_their_labels(
+    run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = comparisons(existing_run(run))
     assert any(pair.reward_gap == 0 for pair in found), "ties are comparisons, too"
     assert any(pair.reward_gap > 0 for pair in found)
+    made = len(endpoint.requests)
+    assert study(run, "--dry-run") == 0
+    assert "sibling pairs, 8 fresh rollouts per side" in capsys.readouterr().out
+    assert len(endpoint.requests) == made
+    assert not (run / "study").exists()
 
 
 def test_every_estimator_is_evaluated_with_fresh_rollouts(
@@ -67,12 +74,8 @@ def test_every_estimator_is_evaluated_with_fresh_rollouts(
     ]
     assert {row["outcomes"] for row in greedy} == {"1"}, "one greedy completion is one outcome"
     assert (run / "study" / "labels.svg").exists()
-    assert "| estimator | alpha |" in (run / "study" / "labels.md").read_text()
-
-
-def test_a_repeated_study_makes_no_calls(run: Path, endpoint: FakeEndpoint) -> None:
-    assert study(run) == 0
     made, first = len(endpoint.requests), (run / "study" / "labels.md").read_text()
+    assert "| estimator | alpha |" in first
     assert study(run) == 0
     assert len(endpoint.requests) == made
     assert (run / "study" / "labels.md").read_text() == first
@@ -126,13 +129,3 @@ def test_the_labels_study_requires_a_run(
     assert branchwise("study", "--name", "labels") == 2
     assert "datasets/atlas: no run here" in capsys.readouterr().out
     assert not (tmp_path / "datasets").exists()
-
-
-def test_a_dry_run_makes_no_rollouts(
-    run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = len(endpoint.requests)
-    assert study(run, "--dry-run") == 0
-    assert "sibling pairs, 8 fresh rollouts per side" in capsys.readouterr().out
-    assert len(endpoint.requests) == made
-    assert not (run / "study").exists()

@@ -11,8 +11,9 @@ from sample_records import a_prediction
 
 from analysis.comparison import Scored
 from analysis.table import NONE
-from experiments import arena, arms, eval_rar, outcome_rl, r1_searcher
+from experiments import arms, outcome_rl
 from experiments.arms import Arm, EvaluatedArm
+from pipelines.study import study_named
 
 
 @pytest.fixture
@@ -26,9 +27,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         model = tmp_path / command.arguments[-1]
         model.mkdir()
         lines: list[dict[str, Any]] = [
-            {"step": 2 * n + 1, "rollouts": 8, "em": n / 10, "format_ok": 1.0} for n in range(6)
+            {"step": 2 * n + 1, "rollouts": 8, "em": n / 10, "f1": n / 10} for n in range(4)
         ]
-        lines[0]["kl"] = 0.5  # the other batches lack it
+        lines += [{"step": step, "rollouts": 8} for step in (9, 11)]  # batches without EM
         lines.insert(1, {"step": 2})  # the second update of the first batch
         (model / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return {"model": str(model)}
@@ -36,50 +37,22 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return told
 
 
-def test_arenas_arms_start_from_one_policy_and_change_one_setting(
-    told: Any, tmp_path: Path
+@pytest.mark.parametrize("name", ["arena", "eval-rar", "r1-searcher"])
+def test_a_study_trains_evaluates_and_tabulates_every_arm(
+    name: str, told: Any, tmp_path: Path
 ) -> None:
-    runner = replace(pretended("arena", tmp_path / "arena", told=told), seeds=(0,))
-    arena.STUDY.carry_out(runner)
-    assert runner.stages() == ["warm-start", "eval", *["train-grpo", "eval"] * 3]
-    trained = {
-        one.arguments[-1]: one.settings for one in runner.ran if one.stage == "train-grpo"
-    }  # fmt: skip
-    assert trained == {
-        "grpo-0": {"seed": 0},
-        "no-bonus-0": {"seed": 0, "rewards.components": ["format", "accuracy", "relevance"]},
-        "k3-0": {"seed": 0, "training.grpo.kl": "k3"},
-    }
+    runner = replace(pretended(name, tmp_path / name, told=told), seeds=(0,))
+    study_named(name).carry_out(runner)
+    trained = [one.arguments[-1] for one in runner.ran if one.stage == "train-grpo"]
+    assert runner.stages() == ["warm-start", "eval", *["train-grpo", "eval"] * len(trained)]
     assert runner.asked("test") == ["warm-start", *trained]
-    table = (runner.folder / "arena.md").read_text()
-    assert "| grpo | em | 0.050 | 0.250 | 0.450 |" in table
-    assert f"| grpo | kl | 0.500 | {NONE} | {NONE} |" in table
-    assert (runner.folder / "arena-curves.svg").exists()
-
-
-def test_eval_rar_compares_its_reward_with_em_for_every_seed(told: Any, tmp_path: Path) -> None:
-    runner = pretended("eval-rar", tmp_path / "eval-rar", told=told)
-    eval_rar.STUDY.carry_out(runner)
-    trained = [one.settings for one in runner.ran if one.stage == "train-grpo"]
-    rewards = [one.get("rewards.reward", "eval-rar") for one in trained]
-    assert rewards == ["eval-rar", "em"] * 2
-    assert [one["seed"] for one in trained] == [0, 0, 1, 1]
-
-
-def test_r1_searcher_trains_both_stages_as_long_as_the_second_alone(
-    told: Any, tmp_path: Path
-) -> None:
-    runner = replace(pretended("r1-searcher", tmp_path / "r1-searcher", told=told), seeds=(0,))
-    r1_searcher.STUDY.carry_out(runner)
-    both, unpunished, alone = [one.settings for one in runner.ran if one.stage == "train-grpo"]
-    recipe = runner.recipe.training.grpo
-    assert both == {"seed": 0, "rewards.format_failure": -2.0}
-    assert unpunished == {"seed": 0}
-    assert runner.recipe.rewards.model_dump()["format_failure"] == 0.0
-    assert alone["rewards.stage"] == 2
-    assert alone["training.grpo.stages"] == []
-    batches = sum(stage.batches or recipe.batches for stage in recipe.stages)
-    assert alone["training.grpo.batches"] == batches
+    for command in runner.ran:
+        runner.recipe_with(command.settings)
+    report = (runner.folder / f"{name}.md").read_text()
+    curve = "f1" if name == "r1-searcher" else "em"
+    for policy in trained:
+        assert f"| {policy.removesuffix('-0')} | {curve} | 0.050 | 0.250 | {NONE} |" in report
+    assert (runner.folder / f"{name}-curves.svg").exists()
 
 
 def test_verdict_sheet_averages_over_the_answers_with_a_verdict() -> None:

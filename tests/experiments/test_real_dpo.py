@@ -32,11 +32,6 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return pretended("real-dpo", tmp_path / "real-dpo")
 
 
-def test_the_warm_start_runs_before_annotation(runner: Pretended) -> None:
-    real_dpo.real_dpo(runner)
-    assert runner.stages()[:2] == ["warm-start", "annotate"]
-
-
 def test_another_start_policy_is_rejected_before_any_stage_runs(tmp_path: Path) -> None:
     elsewhere = pretended("real-dpo", tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"--set policy\.model=models/elsewhere/warm-start"):

@@ -9,7 +9,6 @@ from sample_records import a_prediction
 
 from experiments import arms, fresh_rollouts, recipes
 from runs.annotation.fresh_rollouts import FreshRolloutResult
-from runs.studies.study_runner import StageStopped
 from storage.records import Prediction
 
 RIGHT = {"higher-rate-0": 5, "as-it-is-0": 3}
@@ -46,7 +45,9 @@ def runner_in(folder: Path) -> Pretended:
     return Pretended(runner.context, (0,))
 
 
-def test_every_arm_is_evaluated_on_dev_alone(tmp_path: Path, requested_rollouts: list[int]) -> None:
+def test_dev_chooses_the_policy_of_the_second_round(
+    tmp_path: Path, requested_rollouts: list[int]
+) -> None:
     runner = runner_in(tmp_path)
     recipes.recipes(runner)
     splits = [
@@ -54,29 +55,8 @@ def test_every_arm_is_evaluated_on_dev_alone(tmp_path: Path, requested_rollouts:
     ]
     assert len(splits) >= len(recipes.TRIED)
     assert set(splits) == {"dev"}
-
-
-def test_the_second_round_uses_the_best_policy(
-    tmp_path: Path, requested_rollouts: list[int]
-) -> None:
-    runner = runner_in(tmp_path)
-    recipes.recipes(runner)
     own = [
         command for command in runner.ran if command.run == "real-dpo-second-round-higher-rate-0"
     ]
     assert [command.stage for command in own] == ["annotate", "relabel", "train-dpo", "eval"]
     assert {command.policy for command in own} == {"models/real-dpo/higher-rate-0"}
-
-
-def test_fresh_rollouts_that_stop_at_a_limit_stop_the_study(
-    tmp_path: Path, requested_rollouts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rolled = FreshRolloutResult({}, pending=3, reason="limits.max_usd is reached", exit_code=3)
-    monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: rolled)
-    runner = runner_in(tmp_path)
-    with pytest.raises(
-        StageStopped, match=r"max_usd is reached; rerun the same command"
-    ) as stopped:
-        recipes.recipes(runner)
-    assert stopped.value.exit_code == 3
-    assert "confirmed-0" not in runner.asked("dev")

@@ -12,7 +12,7 @@ from analysis.survival import Fresh
 from experiments import arms, fresh_rollouts, search
 from runs.annotation.fresh_rollouts import FreshRolloutResult
 from runs.folder import Run, open_run
-from runs.studies.study_runner import StageStopped, with_sibling_run
+from runs.studies.study_runner import with_sibling_run
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.records import FreshRollouts, Record, Rollout
@@ -86,14 +86,6 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return found
 
 
-def test_both_kinds_have_their_own_run_and_share_one_journal(runner: Pretended) -> None:
-    search.search(runner)
-    annotated = [(one.run, one.settings) for one in runner.ran if one.stage == "annotate"]
-    assert annotated == [(f"search-{kind}", {"mcts.kind": kind}) for kind in KINDS]
-    assert runner.recipe.mcts.max_output_tokens, "the token limit makes the budgets equal"
-    assert {with_sibling_run(runner, kind).folder for kind in KINDS} == {runner.folder}
-
-
 def test_searches_are_counted_and_checked_with_fresh_rollouts(runner: Pretended) -> None:
     search.search(runner)
     head, *rows = (runner.folder / "search-searches.csv").read_text().splitlines()
@@ -110,20 +102,3 @@ def test_searches_are_counted_and_checked_with_fresh_rollouts(runner: Pretended)
     trained = (runner.folder / "search-arms.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in trained] == ["warm-start", "dpo-tree", "dpo-chains"]
     assert (runner.folder / "search.svg").exists()
-
-
-def test_fresh_rollouts_that_are_interrupted_stop_the_study(
-    runner: Pretended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped = FreshRolloutResult({}, pending=2, reason="interrupted", exit_code=130)
-    monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: stopped)
-    with pytest.raises(StageStopped, match="interrupted") as error:
-        search.search(runner)
-    assert error.value.exit_code == 130
-    (attempt,) = [
-        events[-1]
-        for events in runner.journal.by_command()
-        if "fresh rollouts" in events[0].command
-    ]
-    assert attempt.exit_code == 130, "the journal should record the stopped attempt"
-    assert not (runner.folder / "search.md").exists()

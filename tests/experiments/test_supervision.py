@@ -1,7 +1,6 @@
 """The study `supervision`: trials on dev, own questions per seed, tests, costs and pooling."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,15 @@ import pytest
 from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_call, a_prediction
 
-from analysis.comparison import Scored
-from analysis.table import NONE
 from base.errors import ConfigError
 from benchmarks.pooled_answers import main, pooled
 from experiments import arms, supervision, supervision_rates
-from experiments.arms import EvaluatedArm, tree_totals
-from experiments.report import ANSWER_HEAD, findings
+from experiments.arms import tree_totals
+from experiments.report import findings
 from pipelines.study import study
 from runs.folder import open_run
-from runs.recipe import Recipe
 from runs.stage import checked_name
-from runs.studies.journal import Event
 from runs.studies.study_runner import StudyRunner
-from sources.load import load_data
 from storage.ledger_rows import Totals
 from storage.records import Prediction
 
@@ -69,42 +63,6 @@ def test_every_kind_of_arm_tries_three_learning_rates_on_dev(runner: Pretended) 
     assert len(table.read_text().splitlines()) == 1 + 1 + 3 * len(supervision_rates.KINDS)
 
 
-def test_trials_of_arms_on_rollouts_alone_grow_no_trees(runner: Pretended) -> None:
-    chosen = replace(runner, arms=("grpo",))
-    supervision_rates.supervision_rates(chosen)
-    assert [one.stage for one in chosen.ran] == ["eval", *["train-grpo", "eval"] * 3]
-    (table,) = chosen.folder.glob("*trials-on-dev.csv")
-    assert all(line.endswith(NONE) for line in table.read_text().splitlines()[1:])
-
-
-def test_batches_of_generates_as_many_tokens_as_the_trees(runner: Pretended) -> None:
-    trial = runner.run_stage("train-grpo", "--name", "trial")
-    grpo = EvaluatedArm(supervision.ARMS[-1], trainings=[trial])
-    assert supervision_rates.batches_of(grpo, TREES) == 30
-    pairs = runner.run_stage("train-dpo", "--name", "pairs")
-    dpo = EvaluatedArm(supervision.ARMS[1], trainings=[pairs])
-    assert supervision_rates.batches_of(dpo, TREES) is None
-
-
-def test_every_seed_has_its_own_questions_and_trees(runner: Pretended) -> None:
-    supervision.supervision(runner)
-    grown = [one.run for one in runner.ran if one.stage == "annotate"]
-    assert grown == ["supervision-0", "supervision-1"]
-    own = supervision.replication(runner, 1)
-    search_r1 = supervision.search_r1_start(runner)
-    asked = {arm.name: supervision.trained_in(own, arm, search_r1) for arm in supervision.ARMS[1:]}
-    drawn = {name: questions(one.recipe) for name, one in asked.items()}
-    assert len({tuple(ids) for ids in drawn.values()}) == 1, (
-        "all arms should have the same questions"
-    )
-    shared = {*drawn["dpo"]} & {*questions(supervision.replication(runner, 0).recipe)}
-    assert len(shared) <= 2, "few of 100 may coincide, as all seeds draw from the same facts"
-
-
-def questions(recipe: Recipe) -> list[str]:
-    return [one.id for one in load_data(recipe.data, recipe.seed).questions]
-
-
 def test_arms_on_rollouts_have_their_own_run_folders(runner: Pretended) -> None:
     supervision.supervision(runner)
     folders = [one.run for one in runner.ran if "rollouts" not in str(one.settings)
@@ -115,60 +73,12 @@ def test_arms_on_rollouts_have_their_own_run_folders(runner: Pretended) -> None:
     assert {one.policy for one in searching} == {f"models/{start.run}/warm-start"}
 
 
-def test_only_trainings_on_pairs_get_a_label(runner: Pretended) -> None:
-    supervision.supervision(runner)
-    sft = [one for one in runner.ran if one.stage == "train-sft"]
-    labelled = {
-        one.settings.get("training.sft.examples", "chosen"): "--label" in one.arguments
-        for one in sft
-    }
-    assert labelled == {"chosen": True, "right": False}
-
-
 def test_test_is_evaluated_once_per_arm_and_seed(runner: Pretended) -> None:
     supervision.supervision(runner)
     asked = runner.asked("test")
     assert not runner.asked("dev")
     assert len(asked) == len(set(asked)) == 2 + 2 * (len(supervision.ARMS) - 2)
     assert {one.settings["seed"] for one in runner.ran if one.stage == "eval"} == {0}
-
-
-def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
-    own = supervision.replication(runner, 0)
-    run = own.context.run
-    journal = {
-        f"branchwise annotate --run {run} --set a=1": 3600.0,
-        f"branchwise annotate --run {run}0 --set a=1": 9.0,
-        f"branchwise train-dpo --run {run} --name dpo-0 --set a=1": 1800.0,
-        f"branchwise train-dpo --run {run} --name dpo-1 --set a=1": 9.0,
-        f"branchwise train-grpo --run {run}-grpo --name grpo-0": 7200.0,
-    }
-    for command, spent in journal.items():
-        runner.journal.note(Event(command, command, "started"))
-        runner.journal.note(Event(command, command, "done", cpu_seconds=spent))
-    by_name = {arm.name: arm for arm in supervision.ARMS}
-
-    def cost(name: str, stage: str) -> supervision.Cost:
-        trained = own.run_stage(stage, "--name", f"{name}-0")
-        answers: dict[int, list[Scored]] = {
-            0: [a_prediction(em=1.0), a_prediction(question_id="other", em=0.0)]
-        }
-        done = EvaluatedArm(by_name[name], answers, [{"model": "an earlier seed's"}, trained])
-        asked = supervision.trained_in(own, by_name[name], own)
-        return supervision.cost_of(asked, done, 0)
-
-    assert cost("dpo", "train-dpo") == supervision.Cost("dpo", 0, 50, 900, 96000, 100, 1.5)
-    paid = cost("grpo", "train-grpo")
-    assert paid == supervision.Cost("grpo", 0, 50, 800, 6400, 140, 2)
-    for command in journal:
-        runner.journal.note(Event(command, command, "started"))
-        runner.journal.note(Event(command, command, "failed", cpu_seconds=3600))
-    assert cost("grpo", "train-grpo").cpu_hours == 3
-    runner.journal.note(Event(command, command, "started"))  # and the study was killed
-    lost = cost("grpo", "train-grpo")
-    assert math.isnan(lost.cpu_hours)
-    (mean,) = supervision.mean_costs([paid, lost])
-    assert (mean.calls, mean.cpu_hours) == (800, 2)
 
 
 async def test_evaluations_do_not_count_as_costs_of_trees(tmp_path: Path) -> None:
@@ -215,71 +125,9 @@ def test_arms_and_seeds_of_several_machines_give_one_table(
     assert plot.is_file()
 
 
-def test_pooled_tables_show_seeds_and_list_claims_with_missing_arms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed, right in ((1, 1), (0, 0)):  # seeds in another order
-        rows = [f"{arm},{seed},atlas,q1,{right},{right}" for arm in ("dpo", "grpo")]
-        lines = "\n".join([",".join(ANSWER_HEAD), *rows])
-        (tmp_path / str(seed)).mkdir()
-        (tmp_path / str(seed) / "supervision-answers.csv").write_text(lines)
-    folders = [str(tmp_path / seed) for seed in "10"]
-    monkeypatch.setattr("sys.argv", ["pooled", "supervision", *folders])
-    main()
-    printed = capsys.readouterr().out
-    assert "| dpo | 50.0 | 1: 100.0, 0: 0.0 | 50.0 |" in printed
-    (missing,) = (line for line in printed.splitlines() if line.startswith("Not measured"))
-    assert "dpo − sft-chosen" in missing
-    assert "dpo − grpo" not in missing
-
-
-def test_search_r1_changes_the_protocol_but_not_questions_and_budget(
-    runner: Pretended,
-) -> None:
-    changed = {
-        "seed": 3,
-        "data.limit": 7,
-        "data.skip": 5,
-        "training.warm_start.base": "models/another",
-        "policy.precision": "q8_0",
-        "policy.engine": "vllm",
-        "policy.server_args": ["--max-num-seqs", "8"],
-        "limits.max_concurrency": 100,
-        "training.precision": "bfloat16",
-        "training.grpo.group_size": 6,
-    }
-    recipe = runner.recipe_with(changed)
-    own = replace(runner, context=replace(runner.context, recipe=recipe))
-    found = supervision.in_search_r1(own, Path("datasets/start")).recipe
-    assert found.agent.protocol == "search-r1"
-    assert (found.seed, found.data) == (3, recipe.data)
-    assert found.training.warm_start.base == "models/another"
-    assert found.policy.model == "models/start/warm-start"
-    assert (found.policy.precision, found.training.precision) == ("q8_0", "bfloat16")
-    assert (found.policy.engine, found.limits.max_concurrency) == ("vllm", 100)
-    assert found.policy.server_args == ("--max-num-seqs", "8")
-    assert found.training.grpo == recipe.training.grpo
-
-
 def test_the_name_of_every_arm_is_a_valid_folder_name() -> None:
     for arm in supervision.ARMS:
         assert checked_name(arm.name) == arm.name
-
-
-def test_trained_arms_are_compared_by_the_seeds_that_both_have() -> None:
-    dpo, grpo = (arm for arm in supervision.ARMS if arm.name in ("dpo", "grpo"))
-
-    def right(seeds: dict[int, float]) -> dict[int, Any]:
-        return {seed: [a_prediction(em=em)] for seed, em in seeds.items()}
-
-    arms = {
-        dpo.name: EvaluatedArm(dpo, right({2: 0.0, 0: 1.0, 1: 1.0})),
-        grpo.name: EvaluatedArm(grpo, right({0: 1.0, 1: 1.0})),
-    }
-    (found,) = findings(arms, supervision.CLAIMS, 0)
-    assert (found.em.mean, found.em.seeds) == (0.0, 2)
-    arms[grpo.name] = EvaluatedArm(grpo, right({3: 1.0}))
-    assert findings(arms, supervision.CLAIMS, 0) == []
 
 
 def test_wanted_arms_run_alone_and_unknown_ones_are_rejected(runner: Pretended) -> None:

@@ -9,7 +9,7 @@ from sample_records import a_question
 
 from experiments.arms import Arm, EvaluatedArm
 from experiments.evo.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo.traces import most_different_questions, moves_of, trace_text
+from experiments.evo.traces import most_different_questions, trace_text
 from storage.records import Prediction
 
 REPEATED = ["capital of France", "Lyon", "France capital of"]
@@ -18,14 +18,6 @@ REPEATED = ["capital of France", "Lyon", "France capital of"]
 
 def evaluated_arm(name: str, rows: Sequence[Prediction]) -> EvaluatedArm:
     return EvaluatedArm(Arm(name), {0: list(rows)})
-
-
-def test_moves_compare_a_query_with_all_earlier_ones() -> None:
-    moves = list(moves_of(an_answer("q0", REPEATED, 1.0), words_alike))
-    assert [move.action for move in moves] == ["search", "search", "search", "answer"]
-    assert [move.alike for move in moves] == [None, 0.0, 1.0, None]
-    assert [move.repeats for move in moves] == [False, False, True, False]
-    assert moves[0].titles == ("p",)
 
 
 def test_most_different_questions_rank_by_outcome_then_by_searches() -> None:

@@ -18,7 +18,8 @@ from strange_files import Strange, endless, pipe, sparse
 from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
-from weights.policy_files import load_policy, policy_files
+from weights.embedded_models import check_embedded
+from weights.policy_files import load_policy, policy_files, validated_policy_files
 
 pytestmark = pytest.mark.failure
 
@@ -86,12 +87,20 @@ def assert_refused(ended: Ended, *said: str) -> None:
     assert len(ended.said) < 4000, "the message must be short"
 
 
+def assert_invalid(model: Path, *said: str) -> None:
+    """Checks that the model is refused before it is loaded, with a short message."""
+    with pytest.raises(ConfigError) as refused:
+        check_embedded(validated_policy_files(str(model)))
+    for words in said:
+        assert words in str(refused.value)
+    assert len(str(refused.value)) < 4000, "the message must be short"
+
+
 @pytest.mark.parametrize(
     ("record", "says"),
     [
         ({"base": "."}, "leads back to this folder"),
         ({"base": "../loop"}, "leads back to this folder"),
-        ({"base": "./../policy/../policy"}, "leads back to this folder"),
         ({"base": "packaged", "chain": ["adapter"] * 5000}, "more than 64 adapters in a chain"),
         ({"base": "../nothing"}, "does not exist"),
         ({"base": "x" * 5000}, "cannot be read"),
@@ -99,24 +108,23 @@ def assert_refused(ended: Ended, *said: str) -> None:
         ({"base": "/dev/zero"}, "does not exist"),
         ({"base": "packaged", "chain": 5}, "must name the base of the adapter"),
         ({"base": "packaged", "chain": ["x" * 5000]}, "cannot be read"),
+        ({"base": "packaged", "chain": ["../no"]}, "names an adapter that is missing"),
         ({"chain": []}, "must name the base of the adapter"),
         ("[" * 100_000, "nested too deeply"),
         ('{"base": "packaged", "n": ' + "9" * 5000 + "}", "Exceeds the limit"),
         ("5", "must name the base of the adapter"),
     ],
 )
-def test_an_invalid_base_of_an_adapter_is_refused(
-    record: Any, says: str, world: World, tmp_path: Path
-) -> None:
+def test_an_invalid_base_of_an_adapter_is_refused(record: Any, says: str, tmp_path: Path) -> None:
     policy(tmp_path / "policy", record)
     policy(tmp_path / "loop", {"base": "../policy"})
-    assert_refused(annotate_with(world, tmp_path / "policy"), says)
+    assert_invalid(tmp_path / "policy", says)
 
 
-def test_a_chain_of_2000_policy_folders_is_refused(world: World, tmp_path: Path) -> None:
-    for number in range(2000):
+def test_a_chain_of_more_than_64_policy_folders_is_refused(tmp_path: Path) -> None:
+    for number in range(70):
         policy(tmp_path / str(number), {"base": f"../{number + 1}"})
-    assert_refused(annotate_with(world, tmp_path / "0"), "more than 64 adapters in a chain")
+    assert_invalid(tmp_path / "0", "more than 64 adapters in a chain")
 
 
 def test_a_pipe_as_training_record_is_refused(world: World, tmp_path: Path) -> None:
@@ -149,10 +157,10 @@ def test_a_record_larger_than_memory_is_refused(
     ],
 )
 def test_an_invalid_adapter_configuration_is_refused(
-    config: Any, says: str, base: Path, world: World, tmp_path: Path
+    config: Any, says: str, base: Path, tmp_path: Path
 ) -> None:
     policy(tmp_path / "policy", config=config)
-    assert_refused(annotate_with(world, tmp_path / "policy"), says, "policy/adapter")
+    assert_invalid(tmp_path / "policy", says, "policy/adapter")
 
 
 def _other_end(weights: bytes) -> bytes:
@@ -177,14 +185,10 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_adapter_weights_are_refused(
-    damage: Callable[[bytes], bytes], base: Path, world: World, tmp_path: Path
+    damage: Callable[[bytes], bytes], base: Path, tmp_path: Path
 ) -> None:
     policy(tmp_path / "policy", weights=damage(lora()) or b"\0")
-    assert_refused(
-        annotate_with(world, tmp_path / "policy"),
-        "adapter_model.safetensors: cannot be read",
-        "Restore",
-    )
+    assert_invalid(tmp_path / "policy", "adapter_model.safetensors: cannot be read", "Restore")
 
 
 def test_an_adapter_that_does_not_fit_its_base_is_refused(base: Path, tmp_path: Path) -> None:
@@ -296,10 +300,10 @@ def test_code_in_a_dense_encoder_is_refused_and_never_run(
     ],
 )
 def test_damaged_merged_weights_are_refused(
-    damage: Callable[[Path], object], says: str, base: Path, world: World
+    damage: Callable[[Path], object], says: str, base: Path
 ) -> None:
     damage(base)
-    assert_refused(annotate_with(world, base), says)
+    assert_invalid(base, says)
 
 
 def _changed(path: Path, **values: object) -> None:

@@ -106,7 +106,7 @@ def request_at(moment: int, world: World) -> int:
     return math.ceil(moment / 100 * len(stored_seeds(world.whole)))
 
 
-@pytest.mark.parametrize("moment", moments(20, seed=3))
+@pytest.mark.parametrize("moment", moments(8, seed=3))
 def test_a_run_killed_when_a_request_arrives_resumes(
     moment: int, world: World, tmp_path: Path
 ) -> None:

@@ -52,11 +52,7 @@ def test_the_first_signal_drains_the_run(
 
 @pytest.mark.parametrize(
     "signals",
-    [
-        (signal.SIGINT, signal.SIGTERM),
-        (signal.SIGTERM, signal.SIGINT),
-        (signal.SIGHUP, signal.SIGTERM),
-    ],
+    [(signal.SIGINT, signal.SIGTERM), (signal.SIGHUP, signal.SIGINT)],
 )
 def test_the_second_signal_aborts_the_run(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path

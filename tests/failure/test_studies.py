@@ -75,11 +75,7 @@ def assert_resumes(world: World, run: Path, stopped: tuple[str, str, int | None]
 
 @pytest.mark.parametrize(
     "signals",
-    [
-        (signal.SIGINT, signal.SIGTERM),
-        (signal.SIGTERM, signal.SIGINT),
-        (signal.SIGHUP, signal.SIGTERM),
-    ],
+    [(signal.SIGINT, signal.SIGTERM), (signal.SIGHUP, signal.SIGINT)],
 )
 def test_a_study_forwards_both_signals_to_its_stage(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
@@ -108,7 +104,9 @@ def test_a_stage_ends_when_its_study_is_killed(world: World, held: Held, tmp_pat
     assert_resumes(world, run, None)
 
 
-def test_a_killed_stage_is_recorded_as_failed(world: World, held: Held, tmp_path: Path) -> None:
+def test_a_killed_stage_is_recorded_as_failed_and_an_edited_recipe_restored(
+    world: World, held: Held, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     running = half_done(world, held, run)
     os.kill(stage_of(running), signal.SIGKILL)
@@ -116,15 +114,6 @@ def test_a_killed_stage_is_recorded_as_failed(world: World, held: Held, tmp_path
     held.release()
     assert ended.code == 1, ended.said
     assert "signal 9" in ended.said
-    assert_resumes(world, run, ("annotate", "failed", -9))
-
-
-def test_an_edited_recipe_of_a_study_is_restored(world: World, held: Held, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    running = half_done(world, held, run)
-    os.kill(stage_of(running), signal.SIGKILL)
-    assert running.ended().code == 1
-    held.release()
     (kept,) = (run / "study").glob("recipe-*.yaml")
     before = kept.read_text()
     kept.write_text(before.replace("alpha: 0.9", "alpha: 0.5"))

@@ -32,7 +32,7 @@ from storage.records import Message
 pytestmark = pytest.mark.failure
 
 KEY = "sk-canary-0123456789"
-REDIRECTS = (301, 302, 303, 307, 308)
+REDIRECTS = (301, 308)
 REQUEST = SampleRequest(
     (Message("user", "the gold answer is Paris"),), Sampling(), CallIdentity("policy", "q", "tree")
 )
@@ -296,8 +296,9 @@ def packed(how: str, status: int) -> Answer:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc for peak memory")
-@pytest.mark.parametrize("status", [200, 400])
-@pytest.mark.parametrize("how", ["gzip", "deflate", "identity"])
+@pytest.mark.parametrize(
+    ("how", "status"), [("gzip", 200), ("gzip", 400), ("deflate", 200), ("identity", 400)]
+)
 async def test_a_reply_of_200_mb_is_refused_with_little_memory(how: str, status: int) -> None:
     async with listening(answering) as usual, listening(packed(how, status)) as huge:
         child = await asked_by_a_child(usual, huge)

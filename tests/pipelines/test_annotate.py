@@ -10,22 +10,18 @@ import yaml
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
+from stored_rows import nodes_of, pairs_of
 from tiny_dataset import policy, recipe
 
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
-from storage.records import Failure, Pair, TreeNode
-from storage.schemas import table_to_records
+from storage.records import Pair, TreeNode
 from storage.views import run_sql
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
-    return table_to_records(read_parts(run, table), Pair)
 
 
 def trees_of(run: Path) -> set[str]:
@@ -39,7 +35,7 @@ def facts(pairs: list[Pair]) -> list[tuple[Any, ...]]:
 def test_a_run_has_trees_pairs_and_a_data_card(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
-    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    nodes = nodes_of(run)
     pairs = pairs_of(run)
     assert {n.question_id for n in nodes} == {"q1", "q2", "q3", "q4", "q5", "q6"}
     assert pairs, "a policy that is sometimes right gives pairs"
@@ -77,9 +73,9 @@ def test_a_rerun_makes_no_new_calls(tmp_path: Path, endpoint: FakeEndpoint) -> N
     made, before = len(endpoint.requests), facts(pairs_of(run))
     assert branchwise("annotate", config, run) == 0
     assert len(endpoint.requests) == made
-    # No row is committed any more, but all calls are in the ledger.
+    # No row is committed any more, but all calls are in the ledger: a limit stops no replay.
     (run / "manifest.json").unlink()
-    assert branchwise("annotate", config, run) == 0
+    assert branchwise("annotate", config, run, "--set", "limits.max_tokens=10") == 0
     assert len(endpoint.requests) == made
     assert facts(pairs_of(run)) == before
 
@@ -117,18 +113,6 @@ def test_a_resume_in_another_form_of_constraints_is_refused(
     assert branchwise("annotate", config, run) == 0
 
 
-def test_a_limit_that_is_reached_does_not_stop_a_replay(
-    tmp_path: Path, endpoint: FakeEndpoint
-) -> None:
-    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
-    branchwise("annotate", config, run)
-    made = len(endpoint.requests)
-    (run / "manifest.json").unlink()  # all questions are pending, but all calls are in the ledger
-    spent = ("--set", "limits.max_tokens=10")
-    assert branchwise("annotate", config, run, *spent) == 0
-    assert len(endpoint.requests) == made
-
-
 def test_relabelling_makes_no_call(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     branchwise("annotate", config, run)
@@ -154,7 +138,7 @@ def test_keep_articles_applies_to_search_values_and_labels(
     question = {"id": "q1", "question": "What money do they pay with?", "answers": ["The Yen"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question))
     assert branchwise("annotate", config, run) == 0
-    right = [n for n in table_to_records(read_parts(run, "trees"), TreeNode) if n.content == "Yen"]
+    right = [n for n in nodes_of(run) if n.content == "Yen"]
     assert right
     for node in right:
         assert (node.value, node.reward) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
@@ -183,7 +167,7 @@ def test_published_profile_grows_trees_as_the_published_code_does(tmp_path: Path
         config = recipe(tmp_path, endpoint.base_url, judge=judge, **blocks)
         assert branchwise("annotate", config, tmp_path / "run") == 0
     trees: dict[str, list[TreeNode]] = defaultdict(list)
-    for node in table_to_records(read_parts(tmp_path / "run", "trees"), TreeNode):
+    for node in nodes_of(tmp_path / "run"):
         trees[node.tree_id].append(node)
     equal = 0
     for nodes in trees.values():
@@ -215,20 +199,6 @@ def test_a_run_folder_of_another_run_is_refused(
     assert len(endpoint.requests) == made
 
 
-def test_a_question_that_fails_is_stored_in_the_failures_table(tmp_path: Path) -> None:
-    def unlucky(request: dict[str, Any]) -> Any:
-        if "currency" in request["messages"][-1]["content"]:
-            return failure(400, "this model's maximum context length is exceeded")
-        return policy(request)
-
-    with serving(unlucky) as endpoint:
-        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
-        assert branchwise("annotate", config, run) == 4, "one failure in six is more than 5 %"
-    failed = table_to_records(read_parts(run, "failures"), Failure)
-    assert [f.question_id for f in failed] == ["q3"]
-    assert trees_of(run) == {"q1", "q2", "q4", "q5", "q6"}
-
-
 def test_a_judge_scores_inner_nodes_once_and_its_critique_is_not_used(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -250,40 +220,12 @@ def test_a_judge_scores_inner_nodes_once_and_its_critique_is_not_used(tmp_path: 
         run = tmp_path / "run"
         assert branchwise("annotate", config, run) == 0
         policy_prompts = str([r["messages"] for r in endpoint.requests if r["model"] == "policy"])
-    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    nodes = nodes_of(run)
     judged = [n for n in nodes if n.judge_score is not None]
     inner = [n for n in nodes if not n.terminal and n.depth > 0]
     assert len(asked) == len(judged) == len(inner)
     assert "CANARY" not in policy_prompts
     assert all("CANARY" not in str(p.model_dump()) for p in pairs_of(run))
-
-
-@pytest.mark.parametrize(
-    ("key", "models", "says"),
-    [("right", ("policy",), "401"), (None, ("another",), "another")],
-)
-def test_a_wrong_key_or_model_ends_the_run_with_a_clear_error(
-    tmp_path: Path,
-    key: str | None,
-    models: tuple[str, ...],
-    says: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with serving(policy, key=key, models=models) as endpoint:
-        config = recipe(tmp_path, endpoint.base_url)
-        assert branchwise("annotate", config, tmp_path / "run") == 1
-    told = capsys.readouterr().out
-    assert says in told
-    assert "test-key" not in told
-
-
-def test_a_refused_connection_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(policy) as endpoint:
-        gone = endpoint.base_url
-    assert branchwise("annotate", recipe(tmp_path, gone), tmp_path / "run") == 1
-    assert "refused" in capsys.readouterr().out.lower()
 
 
 @pytest.mark.parametrize(
@@ -335,7 +277,7 @@ def test_replies_without_tags_are_counted_and_printed_but_not_fatal(
     with serving(lambda _: "\x1b[31m[bold]I would rather chat.") as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
         assert branchwise("annotate", config, run) == 0
-    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    nodes = nodes_of(run)
     assert {n.action for n in nodes if n.depth} == {"invalid"}
     assert pairs_of(run) == []
     told = capsys.readouterr().out

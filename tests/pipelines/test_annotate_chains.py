@@ -6,24 +6,15 @@ from pathlib import Path
 import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint
+from stored_rows import nodes_of, pairs_of
 from tiny_dataset import recipe
 
-from storage.parts import read_parts
 from storage.records import Pair, TreeNode
-from storage.schemas import table_to_records
 
 CHAINS = {"kind": "chains", "iterations": 12}
 
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def nodes_of(run: Path) -> list[TreeNode]:
-    return table_to_records(read_parts(run, "trees"), TreeNode)
-
-
-def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
-    return table_to_records(read_parts(run, table), Pair)
 
 
 def leaves_below(nodes: list[TreeNode]) -> dict[tuple[str, int], list[TreeNode]]:
@@ -56,27 +47,11 @@ def test_labels_of_chains_are_computed_from_their_answers(
     assert (
         branchwise("relabel", config, run, "--set", "rewards.estimator=tree", "--label", "t") == 0
     )
-    for node in table_to_records(read_parts(run, "relabelled/t/labels"), TreeNode):
+    for node in nodes_of(run, "relabelled/t/labels"):
         leaves = below[node.tree_id, node.node_id]
         total = sum(leaf.visits * (leaf.f1 or 0.0) * 0.9**leaf.depth for leaf in leaves)
         passes = sum(leaf.visits for leaf in leaves)
         assert node.reward == (pytest.approx(total / passes, abs=1e-6) if leaves else None)
-
-
-def test_chains_are_replayed_from_the_ledger(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    config, run = recipe(tmp_path, endpoint.base_url, mcts=CHAINS), tmp_path / "run"
-    assert branchwise("annotate", config, run, "--set", "limits.max_tokens=2000") == 3
-    assert branchwise("annotate", config, run) == 0
-    made, before = len(endpoint.requests), nodes_of(run)
-    # One call per draw, and each visit of an inner node draws once.
-    assert made == sum(n.visits for n in before if not n.terminal)
-    (run / "manifest.json").unlink()
-    assert branchwise("annotate", config, run) == 0
-    assert len(endpoint.requests) == made
-    key = ("tree_id", "node_id")
-    assert sorted(nodes_of(run), key=lambda n: [getattr(n, k) for k in key]) == sorted(
-        before, key=lambda n: [getattr(n, k) for k in key]
-    )
 
 
 @pytest.mark.parametrize("kind", ["tree", "chains"])

@@ -11,15 +11,14 @@ from command_line import branchwise
 from evo_world import EVO, evo_policy, words_alike
 from fake_endpoint import FakeEndpoint
 from loopback import serving
+from stored_rows import nodes_of, pairs_of
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from pipelines.train_rm import build_comparisons
 from rewards.settings import REWARDS
 from runs.annotation.labelling import with_label_settings
 from runs.folder import existing_run
-from storage.parts import read_parts
 from storage.records import Pair, TreeNode
-from storage.schemas import table_to_records
 from training.settings import RewardModelSettings
 
 GROWTHS = {
@@ -35,9 +34,8 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def similarity(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the encoder, which takes seconds to load."""
     monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
 
 
@@ -54,16 +52,6 @@ def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "questions.jsonl").write_text(lines)
     return config
-
-
-def nodes_of(run: Path, table: str = "trees") -> list[TreeNode]:
-    found = table_to_records(read_parts(run, table), TreeNode)
-    return sorted(found, key=lambda n: (n.tree_id, n.node_id))
-
-
-def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
-    found = table_to_records(read_parts(run, table), Pair)
-    return sorted(found, key=lambda p: (p.tree_id, p.chosen_node, p.rejected_node))
 
 
 def verifier_verdicts(endpoint: FakeEndpoint) -> set[bool]:

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from command_line import branchwise
 from evo_world import EVO, evo_policy, words_alike
 from loopback import serving
+from stored_rows import pairs_of
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from pipelines.cli import parser, run_stage
-from storage.parts import read_parts
-from storage.records import Pair
-from storage.schemas import table_to_records
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 CANARY = "CANARY-7f3a"
 GOLD = "GOLD-91c4"
@@ -32,9 +32,7 @@ def marked(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with serving(policy) as endpoint:
         asked_of = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl")}
@@ -46,15 +44,23 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: A
         config = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
         lines = "".join(json.dumps(marked(row)) + "\n" for row in QUESTIONS)
         (tmp_path / "questions.jsonl").write_text(lines)
-        _stage("annotate", config, run)
-        trained = _pairs(run, "pairs")
-        _stage("relabel", config, run, "--label", "again", "--set", "rewards.alpha=0.8")
+        assert branchwise("annotate", config, run) == 0
+        trained = pairs_of(run)
+        assert (
+            branchwise("relabel", config, run, "--label", "again", "--set", "rewards.alpha=0.8")
+            == 0
+        )
         before = len(endpoint.requests)
-        _stage("eval", config, tmp_path / "evaluated")
+        assert branchwise("eval", config, tmp_path / "evaluated") == 0
         assert len(endpoint.requests) > before > 0
         asked = json.dumps(endpoint.requests)
         before = len(endpoint.requests)
-        _stage("eval", config, tmp_path / "evaluated", "--set", "evaluation.baselines=[oracle]")
+        assert (
+            branchwise(
+                "eval", config, tmp_path / "evaluated", "--set", "evaluation.baselines=[oracle]"
+            )
+            == 0
+        )
         oracle = [json.dumps(request) for request in endpoint.requests[before:]]
     assert trained
     assert CANARY not in asked
@@ -63,16 +69,14 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: A
     assert all(GOLD in one and CANARY not in one for one in oracle), (
         "the oracle gets the gold passages and no other gold field"
     )
-    for pair in (*trained, *_pairs(run, "relabelled/again/pairs")):
+    for pair in (*trained, *pairs_of(run, "relabelled/again/pairs")):
         seen = [*pair.prompt, *pair.chosen, *pair.rejected]
         assert not any(mark in message.content for message in seen for mark in (CANARY, GOLD))
 
 
 def test_no_gold_field_reaches_an_evo_rag_policy_its_verifier_or_a_pair(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
     run = tmp_path / "run"
     with serving(evo_policy, models=("policy", "verifier")) as endpoint:
@@ -80,24 +84,20 @@ def test_no_gold_field_reaches_an_evo_rag_policy_its_verifier_or_a_pair(
         config = recipe(tmp_path, endpoint.base_url, **EVO, verifier=served)
         lines = "".join(json.dumps(marked(row)) + "\n" for row in QUESTIONS)
         (tmp_path / "questions.jsonl").write_text(lines)
-        _stage("annotate", config, run)
-        _stage("relabel", config, run, "--label", "again", "--set", "rewards.stage=refinement")
+        assert branchwise("annotate", config, run) == 0
+        assert (
+            branchwise(
+                "relabel", config, run, "--label", "again", "--set", "rewards.stage=refinement"
+            )
+            == 0
+        )
         asked = json.dumps(endpoint.requests)
         models = {request["model"] for request in endpoint.requests}
     assert models == {"policy", "verifier"}
     assert CANARY not in asked
     assert GOLD not in asked
-    trained = _pairs(run, "pairs"), _pairs(run, "relabelled/again/pairs")
+    trained = pairs_of(run), pairs_of(run, "relabelled/again/pairs")
     assert all(trained)
     for pair in (*trained[0], *trained[1]):
         seen = [*pair.prompt, *pair.chosen, *pair.rejected]
         assert not any(mark in message.content for message in seen for mark in (CANARY, GOLD))
-
-
-def _stage(name: str, config: Path, run: Path, *more: str) -> None:
-    arguments = [name, "--config", str(config), "--run", str(run), *more]
-    assert run_stage(parser().parse_args(arguments)) == 0
-
-
-def _pairs(run: Path, table: str) -> list[Pair]:
-    return table_to_records(read_parts(run, table), Pair)

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 from tiny_models import write_tiny_model
-
-from pipelines.cli import parser, run_stage
 
 
 def test_all_problems_of_a_recipe_are_printed_at_once(
@@ -18,13 +17,9 @@ def test_all_problems_of_a_recipe_are_printed_at_once(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
 
-    def doctor(config: Path, run: Path) -> int:
-        arguments = ["doctor", "--config", str(config), "--run", str(run)]
-        return run_stage(parser().parse_args(arguments))
-
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
-        assert doctor(config, tmp_path / "run") == 0
+        assert branchwise("doctor", config, tmp_path / "run") == 0
         assert not (tmp_path / "run").exists()
         said = capsys.readouterr().out
         assert "the recipe can run here" in said
@@ -40,13 +35,12 @@ def test_all_problems_of_a_recipe_are_printed_at_once(
             evaluation={"policies": {"base": "policy", "dpo": "models/{run}/dpo"}},
         )
         exam = {"source": "jsonl", "questions": "exam.jsonl", "split": None}
-        words = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
-        words += ["--set", f"evaluation.set={json.dumps(exam)}"]
-        assert run_stage(parser().parse_args(words)) == 2
+        more = ("--set", f"evaluation.set={json.dumps(exam)}")
+        assert branchwise("doctor", config, tmp_path / "run", *more) == 2
         assert "evaluation.set.questions: exam.jsonl does not exist" in capsys.readouterr().out
         (tmp_path / "questions.jsonl").unlink()
         (tmp_path / "corpus.jsonl").unlink()
-        assert doctor(config, config) == 2
+        assert branchwise("doctor", config, config) == 2
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem:")]
     blocks = [line.split(": ")[1] for line in told]
     assert sorted(blocks) == [
@@ -67,8 +61,7 @@ def test_a_policy_to_evaluate_is_tested_at_its_own_temperature(tmp_path: Path) -
         config = recipe(
             tmp_path, endpoint.base_url, evaluation={"policies": {"warm": other}, "temperature": 0}
         )
-        words = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
-        assert run_stage(parser().parse_args(words)) == 0
+        assert branchwise("doctor", config, tmp_path / "run") == 0
     drawn = {request["model"]: request["temperature"] for request in endpoint.requests}
     assert drawn["warm"] == 1.0
 
@@ -79,8 +72,7 @@ def test_an_endpoint_that_lists_the_model_but_fails_to_run_it_is_a_problem(
 ) -> None:
     with serving(lambda _: failure(status)) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
-        arguments = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
-        assert run_stage(parser().parse_args(arguments)) == 2
+        assert branchwise("doctor", config, tmp_path / "run") == 2
     assert f"problem: policy: {endpoint.base_url} " in (said := capsys.readouterr().out)
     assert f"answered {status}" in said
     assert [request["max_tokens"] for request in endpoint.requests] == [1]
@@ -90,11 +82,10 @@ def test_the_endpoint_is_tested_with_token_ids_if_the_protocol_needs_them(tmp_pa
     with serving(policy) as endpoint:
         mine = {"protocol": "search-r1"}
         config = recipe(tmp_path, endpoint.base_url, agent=mine, mcts={"kind": "chains"})
-        arguments = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
         endpoint.script = lambda _: failure(404)
-        assert run_stage(parser().parse_args(arguments)) == 2
+        assert branchwise("doctor", config, tmp_path / "run") == 2
         endpoint.script = lambda _: "x"
-        assert run_stage(parser().parse_args(arguments)) == 0
+        assert branchwise("doctor", config, tmp_path / "run") == 0
     assert ["prompt" in request for request in endpoint.requests] == [True, True]
 
 
@@ -109,8 +100,7 @@ def test_a_proxy_that_would_see_prompts_and_keys_is_printed(
     def told(stage: str, **blocks: object) -> list[str]:
         config = recipe(tmp_path, "http://model.example/v1", **blocks)
         more = ["--dry-run"] if stage != "doctor" else []
-        arguments = [stage, "--config", str(config), "--run", str(tmp_path / "run"), *more]
-        run_stage(parser().parse_args(arguments))
+        branchwise(stage, config, tmp_path / "run", *more)
         said = capsys.readouterr().out
         assert "hunter2" not in said
         return [line for line in said.splitlines() if line.startswith("note:") and "proxy" in line]
@@ -137,8 +127,7 @@ def test_a_policy_that_no_stage_trains_is_a_problem_if_it_is_missing(
         policy={"engine": "openvino", "model": "packaged"},
         evaluation={"policies": policies, "baselines": ["oracle"], "baseline_model": "models/none"},
     )
-    arguments = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
-    assert run_stage(parser().parse_args(arguments)) == 2
+    assert branchwise("doctor", config, tmp_path / "run") == 2
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem:")]
     assert [line.split(": ")[1] for line in told] == [
         "evaluation.policies.old",
@@ -156,8 +145,7 @@ def test_models_that_the_embedded_engine_cannot_run_are_problems(
         policy = {"engine": "openvino", "model": str(tmp_path / "model")}
         training = {"warm_start": {"base": policy["model"]}}
         config_file = recipe(tmp_path, "", policy=policy, training=training)
-        arguments = ["doctor", "--config", str(config_file), "--run", str(tmp_path / "run")]
-        run_stage(parser().parse_args(arguments))
+        branchwise("doctor", config_file, tmp_path / "run")
         said = capsys.readouterr().out.splitlines()
         return [line for line in said if line.startswith("problem:")]
 

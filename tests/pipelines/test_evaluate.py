@@ -73,22 +73,6 @@ def test_policies_answer_the_same_questions_once(
     assert len(endpoint.requests) == made
 
 
-def test_an_evaluation_resumes_after_a_limit(
-    tmp_path: Path, config: Path, endpoint: FakeEndpoint
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    evaluated(config, whole)
-    made = len(endpoint.requests)
-    assert evaluated(config, parts, "--set", "limits.max_tokens=10") == 3
-    assert len(endpoint.requests) - made <= 6, "one call per question was in flight"
-    assert not (parts / "eval" / "first").exists(), "a partial evaluation must not be stored"
-    assert evaluated(config, parts) == 0
-    assert len(endpoint.requests) == 2 * made
-    for name in POLICIES:
-        told = [(row.prediction, row.steps) for row in predictions(parts, name)]
-        assert told == [(row.prediction, row.steps) for row in predictions(whole, name)]
-
-
 def test_rows_keep_the_order_of_the_questions_when_the_first_takes_longest(
     tmp_path: Path, config: Path, own_cache: None
 ) -> None:

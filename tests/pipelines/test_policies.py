@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import evaluated
+from command_line import branchwise, evaluated
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
@@ -14,7 +14,6 @@ from tiny_dataset import QUESTIONS, policy, recipe
 from agent.settings import AgentSettings
 from base.errors import ConfigError
 from engines.settings import ModelSettings
-from pipelines.cli import parser, run_stage
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from storage.parts import read_parts
@@ -199,8 +198,7 @@ def test_a_policy_with_its_own_endpoint_needs_its_own_price(config: Path) -> Non
 def test_questions_that_a_policy_was_trained_on_are_refused(
     trained: str, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grown = ["annotate", "--config", str(config), "--run", str(tmp_path / "grown"), "--limit", "2"]
-    assert run_stage(parser().parse_args(grown)) == 0
+    assert branchwise("annotate", config, tmp_path / "grown", "--limit", "2") == 0
     (tmp_path / "dpo").mkdir()
     (tmp_path / "dpo" / "training.json").write_text('{"data": {"run": "grown"}}')
     mine = f"evaluation.policies.mine={trained.format(folder=tmp_path / 'dpo')}"
@@ -211,9 +209,9 @@ def test_questions_that_a_policy_was_trained_on_are_refused(
 def test_training_needs_the_weights_that_the_endpoint_serves(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = ["--config", str(config), "--run", str(tmp_path / "grown")]
-    assert run_stage(parser().parse_args(["annotate", *run, "--limit", "2"])) == 0
-    assert run_stage(parser().parse_args(["train-dpo", *run, "--dry-run"])) == 2
+    run = tmp_path / "grown"
+    assert branchwise("annotate", config, run, "--limit", "2") == 0
+    assert branchwise("train-dpo", config, run, "--dry-run") == 2
     told = capsys.readouterr().out
     assert "policy.weights is not set: name the weights that the endpoint serves" in told
 

@@ -93,7 +93,7 @@ def test_questions_are_labelled_by_their_first_right_rollout(
 
 
 def test_calls_are_not_repeated_and_stages_are_redrawn_without_calls(
-    tmp_path: Path, endpoint: FakeEndpoint
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
     run = tmp_path / "run"
@@ -108,7 +108,12 @@ def test_calls_are_not_repeated_and_stages_are_redrawn_without_calls(
     assert branchwise("select", config, run) == 0
     assert rows_of(run) == rows
     assert len(endpoint.requests) == made
-    assert branchwise("select", config, run, "--set", "difficulty.rollouts=9") == 0
+    capsys.readouterr()
+    longer = ("--set", "difficulty.rollouts=9")
+    for more, expected in (((), "expected calls: none"), (longer, "for 6 questions")):
+        assert branchwise("select", config, run, "--dry-run", *more) == 0
+        assert expected in capsys.readouterr().out
+    assert branchwise("select", config, run, *longer) == 0
     assert len(endpoint.requests) == made + 3, "one more rollout of the unsolved question"
 
 
@@ -120,19 +125,6 @@ def test_the_run_keeps_the_number_of_its_annotated_questions(
     branchwise("annotate", config, run, "--limit", "3")
     branchwise("select", config, run)
     assert (len(rows_of(run)), existing_run(run).recipe.data.limit) == (6, 3)
-
-
-def test_a_dry_run_counts_the_calls_of_a_changed_rater(
-    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
-    run = tmp_path / "run"
-    branchwise("select", config, run)
-    capsys.readouterr()
-    assert branchwise("select", config, run, "--dry-run") == 0
-    assert "expected calls: none" in capsys.readouterr().out
-    assert branchwise("select", config, run, "--dry-run", "--set", "difficulty.rollouts=9") == 0
-    assert "for 6 questions" in capsys.readouterr().out
 
 
 def test_a_rerun_with_stored_labels_needs_no_endpoint(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import PASSAGES, QUESTIONS, recipe
@@ -17,7 +18,6 @@ from agent.protocol import AgentProtocol
 from agent.protocols import PROTOCOLS
 from agent.state import Action, State
 from agent.tags import parse_tag
-from pipelines.cli import parser, run_stage
 from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.scheme import RewardScheme
@@ -151,11 +151,7 @@ def endpoint(system: str) -> Iterator[FakeEndpoint]:
 
 
 @pytest.fixture
-def config(
-    system: str, tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def config(system: str, tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     agent, rewards, _ = SYSTEMS[system]
     questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
     path = recipe(
@@ -173,12 +169,6 @@ def config(
     lines = [json.dumps({**question, "paragraphs": paragraphs}) for question in QUESTIONS]
     (tmp_path / "questions.jsonl").write_text("\n".join(lines))
     return path
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    return run_stage(
-        parser().parse_args([stage, "--config", str(config), "--run", str(run), *more])
-    )
 
 
 def test_each_system_can_be_annotated_relabelled_and_evaluated(
@@ -220,10 +210,8 @@ def test_each_system_can_be_annotated_relabelled_and_evaluated(
 
 
 def test_a_server_without_token_ids_is_refused_before_any_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, own_cache: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     with serving(thinking, owned_by="somebody") as served:
         path = recipe(
             tmp_path,

@@ -1,14 +1,16 @@
 """`train-rm` on a tiny run: training data, output files, and stages that use the model."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import branchwise
+from evo_world import words_alike
 from fake_endpoint import FakeEndpoint
 from loopback import serving
+from stored_rows import nodes_of, pairs_of
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
@@ -21,9 +23,6 @@ from runs.annotation.tree_growing import LABELLING
 from runs.folder import existing_run
 from runs.recipe import Recipe
 from runs.recipe_checks import find_conflicts
-from storage.parts import read_parts
-from storage.records import Pair, TreeNode
-from storage.schemas import table_to_records
 from training.settings import RewardModelSettings
 
 ANSWERS = ("Paris", "Tokyo", "Yen", "a long way from here")
@@ -43,16 +42,6 @@ def policy(request: dict[str, Any]) -> str:
     return (search, answer, answer, "<backtrack/>", "<refuse/>")[seed // 7 % 5]
 
 
-class Words:
-    """Stand-in for an encoder: the share of words that two queries have in common."""
-
-    identity = "words"
-
-    def __call__(self, query: str, others: Sequence[str]) -> float:
-        own = set(query.split())
-        return max(len(own & set(o.split())) / len(own | set(o.split())) for o in others)
-
-
 @pytest.fixture
 def endpoint() -> Iterator[FakeEndpoint]:
     with serving(policy) as served:
@@ -65,11 +54,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", Words)
-    monkeypatch.chdir(tmp_path)  # models are written below the working directory
+def similarity(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the encoder, in a working directory of the test's own, where models are written."""
+    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
 
 
 @pytest.fixture
@@ -89,10 +76,6 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, encoder: Path) -> Path:
 def totals(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
-
-
-def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
-    return table_to_records(read_parts(run, table), Pair)
 
 
 def test_a_reward_model_is_trained_and_used_to_order_pairs(
@@ -176,10 +159,6 @@ def test_relabel_warns_if_the_model_learned_the_total_of_other_rewards(
         assert knows_weights or "(changed: horizon)" in longer
 
 
-def nodes_of(run: Path) -> list[TreeNode]:
-    return table_to_records(read_parts(run, "trees"), TreeNode)
-
-
 def test_a_search_with_a_reward_model_is_replayed(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:
@@ -205,15 +184,11 @@ def test_a_search_with_a_reward_model_is_replayed(
     (run / "manifest.json").unlink()
     assert branchwise("annotate", led, run) == 0
     assert len(endpoint.requests) == asked
-    assert sorted(nodes_of(run), key=key) == sorted(nodes, key=key)
+    assert nodes_of(run) == nodes
 
     heads = json.loads((folder / "training.json").read_text())
     (folder / "training.json").write_text(json.dumps(heads | {"encoder_digest": "0" * 32}))
     assert branchwise("annotate", led, run) == 2, "a run cannot continue with another model"
-
-
-def key(node: TreeNode) -> tuple[str, int]:
-    return node.tree_id, node.node_id
 
 
 @pytest.mark.parametrize(

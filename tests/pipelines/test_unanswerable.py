@@ -35,10 +35,8 @@ def policy(request: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("protocol", ["evo-rag", "reasonrag"])
 def test_unanswerable_questions_are_used_only_if_the_policy_can_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+    protocol: str, tmp_path: Path, own_cache: None
 ) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     can_refuse = protocol == "evo-rag"
     with serving(policy) as endpoint:
         config = recipe(

@@ -65,31 +65,18 @@ def test_an_unused_judge_is_not_opened_and_not_recorded(tmp_path: Path) -> None:
     assert {pair.judge_model for pair in pairs} == {None}
 
 
-def test_a_reply_of_another_model_is_counted_as_a_warning(
+def test_a_reply_of_another_model_is_counted_once_if_policy_and_judge_are_one_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def gateway(request: dict[str, Any]) -> dict[str, Any]:
         return completion(policy(request), model="policy-2026[bold]")
 
     with serving(gateway) as endpoint:
-        run = tmp_path / "run"
-        assert branchwise("annotate", recipe(tmp_path, endpoint.base_url), run) == 0
-        told = closing_table(capsys.readouterr().out)
-    assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)
-
-
-def test_a_reply_to_policy_or_judge_is_counted_once_if_both_are_one_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def gateway(request: dict[str, Any]) -> dict[str, Any]:
-        return completion(policy(request), model="policy-2026")
-
-    with serving(gateway) as endpoint:
         judge = {"engine": "openai", "model": "policy", "base_url": endpoint.base_url}
         blocks: dict[str, Any] = {"judge": judge, "mcts": {"evaluator": "judge"}}
         branchwise("annotate", recipe(tmp_path, endpoint.base_url, **blocks), tmp_path / "run")
         told = closing_table(capsys.readouterr().out)
-    assert told["warning: policy answered as policy-2026"] == len(endpoint.requests)
+    assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)
 
 
 def test_a_reply_of_another_verifier_is_counted_as_a_warning(

@@ -257,8 +257,18 @@ def test_a_run_folder_that_is_a_file_is_reported(
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("kept", [b'{"run_id": [', b"\xff\xfe", b"", b'{"from_a_newer": 1}'])
-@pytest.mark.parametrize("stage", ["annotate", "relabel", "inspect", "export-pairs", "train-dpo"])
+@pytest.mark.parametrize(
+    ("stage", "kept"),
+    [
+        ("annotate", b'{"run_id": ['),
+        ("annotate", b'{"recipe": ' + b"[" * 100_000),
+        ("relabel", b"\xff\xfe"),
+        ("inspect", b""),
+        ("export-pairs", b'{"from_a_newer": 1}'),
+        ("train-dpo", b"{}"),
+    ],
+    ids=["torn", "deep", "no utf-8", "empty", "newer", "no fields"],
+)
 def test_an_unreadable_record_in_a_run_folder_is_reported(
     stage: str, kept: bytes, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

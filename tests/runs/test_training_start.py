@@ -47,6 +47,13 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return str(tmp_path / "ours.gguf"), str(tmp_path / "other.gguf")
 
 
+@pytest.fixture
+def own_run(models: tuple[str, str], tmp_path: Path) -> Path:
+    """A run with one pair that the first policy generated."""
+    write_run_of_policy(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
+    return tmp_path / "run"
+
+
 @pytest.mark.parametrize("stage", ["train-dpo", "train-sft"])
 @pytest.mark.parametrize("precision", ["f16", "q8_0"])
 def test_pairs_can_only_train_the_policy_that_generated_them(
@@ -78,12 +85,11 @@ TREES = ("--set", "training.grpo.rollouts=trees")
 def test_a_missing_relabelling_is_reported(
     stage: tuple[str, ...],
     models: tuple[str, str],
-    tmp_path: Path,
+    own_run: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_run_of_policy(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
     name, *more = stage
-    assert dry_run_training(tmp_path / "run", models[0], name, *more, "--label", "strikt") == 2
+    assert dry_run_training(own_run, models[0], name, *more, "--label", "strikt") == 2
     assert "--label strikt" in capsys.readouterr().out
 
 
@@ -99,12 +105,11 @@ def test_settings_of_fresh_rollouts_are_refused_for_training_on_trees(
     setting: str,
     message: str,
     models: tuple[str, str],
-    tmp_path: Path,
+    own_run: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_run_of_policy(tmp_path / "run", models[0], policy_digest(policy_files(models[0]), "f16"))
     changed = ("--set", f"training.grpo.{setting}")
-    assert dry_run_training(tmp_path / "run", models[0], "train-grpo", *TREES, *changed) == 2
+    assert dry_run_training(own_run, models[0], "train-grpo", *TREES, *changed) == 2
     assert message in capsys.readouterr().out
 
 
@@ -145,10 +150,9 @@ def test_a_stage_does_not_depend_on_the_stages_after_it() -> None:
 
 
 def test_off_policy_pairs_need_a_dpo_setting_and_are_logged(
-    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: tuple[str, str], own_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (ours, other), run = models, tmp_path / "run"
-    write_run_of_policy(run, ours, policy_digest(policy_files(ours), "f16"))
+    (ours, other), run = models, own_run
     asked = ("--set", "training.dpo.allow_off_policy_pairs=true")
     assert dry_run_training(run, other, "train-dpo", *asked) == 0
     assert f"off-policy: {ours} drew the rows, and {other} is" in capsys.readouterr().out

@@ -3,8 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
+from tiny_llama import write_tiny_folder
 
 from training import arguments
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a random Llama, from which a file's trainings start."""
+    return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import write_tiny_folder
 from training_settings import training_settings
 
 from base.errors import BudgetExceeded, TrainingError
@@ -21,11 +20,6 @@ from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread", "shared_cache")]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
 
 
 WANTED = 4242

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_training import killed_at
 from sample_records import a_pair
-from tiny_llama import random_llama, write_tiny_folder
+from tiny_llama import random_llama
 from training_settings import training_settings
 
 from storage.records import Message, Pair
-from training import training_run as course
 from training.arguments import in_bfloat16
-from training.curves import curves, read_metrics
+from training.curves import read_metrics
 from training.examples import StepExample
 from training.packing import StepTokens, packed_batch
 from training.preference.dpo import train_dpo
@@ -26,11 +26,6 @@ pytestmark = [
     pytest.mark.model,
     pytest.mark.usefixtures("one_thread", "shared_cache", "frequent_checkpoints"),
 ]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
 
 
 def turn(text: str) -> tuple[Message, ...]:
@@ -173,31 +168,18 @@ def test_packed_supervised_training_has_the_curve_of_the_padded_one(
 
 
 def test_a_resumed_preference_training_has_the_uninterrupted_curve(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: str, tmp_path: Path
 ) -> None:
     """The training is killed within its second epoch, so its order of pairs must be restored."""
     settings = preference(batch_size=2, micro_batch=1)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train_dpo(TrainingRun("dpo", settings, base, whole, 0), pairs())
-    with monkeypatch.context() as patch:
-        patch.setattr(course, "curves", killed_at_step_7)
-        with pytest.raises(KeyboardInterrupt):
-            train_dpo(TrainingRun("dpo", settings, base, killed, 0), pairs())
+    with killed_at(7):
+        train_dpo(TrainingRun("dpo", settings, base, killed, 0), pairs())
     train_dpo(TrainingRun("dpo", settings, base, killed, 0, resume=True), pairs())
     seen, uninterrupted = (curve(t, "step", "loss", "kl", "lr") for t in (killed, whole))
     assert [line[0] for line in seen] == list(range(1, 13))
     assert seen == uninterrupted
-
-
-def killed_at_step_7(*args: Any) -> Any:
-    callback = curves(*args)
-
-    class Killed(type(callback)):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 7:
-                raise KeyboardInterrupt
-
-    return Killed()
 
 
 def test_reference_logps_are_computed_once_for_all_seeds_and_labels(

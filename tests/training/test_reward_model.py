@@ -275,16 +275,6 @@ def test_a_training_writes_heads_metrics_and_their_provenance(tmp_path: Path) ->
             )
 
 
-def test_seven_heads_on_the_total_have_the_weights_of_one_head() -> None:
-    """A difference that the paper finds between its heads cannot come from their number alone."""
-    found = vectors()
-    learned = comparisons(found)
-    one = fit_heads(found, learned, SETTINGS.model_copy(update={"heads": "single"}), seed=0)
-    seven = fit_heads(found, learned, SETTINGS.model_copy(update={"labels": "total"}), seed=0)
-    assert seven.weight.shape == (7, WIDTH)
-    assert np.allclose(seven.weight, one.weight, rtol=1e-4, atol=1e-6)
-
-
 def test_standardisation_uses_the_steps_of_the_training_pairs() -> None:
     found = vectors()
     learned = [one for one in comparisons(found) if max(one.better, one.worse) < 20]

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_training import killed_at
 from sample_records import a_pair
-from tiny_llama import write_tiny_folder, write_tiny_gguf
+from tiny_llama import write_tiny_gguf
 from training_settings import training_settings
 
 from agent.reasonrag import ReasonRAG
 from base.errors import ConfigError, StorageError, TrainingError
 from storage.records import Message, Pair
-from training import export, training_run
-from training.curves import curves as curves_of
+from training import export
 from training.curves import read_metrics
 from training.examples import StepExample
 from training.export import export_policy
@@ -33,11 +33,6 @@ pytestmark = [
     pytest.mark.model,
     pytest.mark.usefixtures("one_thread", "shared_cache", "frequent_checkpoints"),
 ]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +111,12 @@ def test_a_new_training_removes_the_exported_weights_of_an_earlier_one(
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_a_resumed_training_equals_the_uninterrupted_one(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_training_equals_the_uninterrupted_one(base: str, tmp_path: Path) -> None:
     settings = supervised(base, epochs=3)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     warm_start(steps(8), settings, target=whole, seed=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run, "curves", _killed_at(3))
-        with pytest.raises(KeyboardInterrupt):
-            warm_start(steps(8), settings, target=killed, seed=0)
+    with killed_at(3):
+        warm_start(steps(8), settings, target=killed, seed=0)
     assert [line["step"] for line in read_metrics(killed)] == [1, 2, 3]
     report = warm_start(steps(8), settings, target=killed, seed=0)
     assert report.steps == 6
@@ -157,23 +148,17 @@ def test_a_diverged_training_is_an_error_without_a_model(
     assert all(math.isfinite(line["loss"]) for line in read_metrics(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["warm-start", "dpo"])
-def test_a_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
-    kind: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unpacked_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
+    base: str, tmp_path: Path
 ) -> None:
     def train(target: Path) -> None:
-        if kind == "dpo":
-            settings = preference(packed=False, epochs=2)
-            train_dpo(TrainingRun("dpo", settings, base, target, 0), pairs(16))
-        else:
-            warm_start(steps(16), supervised(base, epochs=2), target=target, seed=0)
+        settings = preference(packed=False, epochs=2)
+        train_dpo(TrainingRun("dpo", settings, base, target, 0), pairs(16))
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole)
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run, "curves", _killed_at(7))
-        with pytest.raises(KeyboardInterrupt):
-            train(killed)
+    with killed_at(7):
+        train(killed)
     train(killed)
     assert len(losses(whole)) == 8
     assert losses(killed) == losses(whole)
@@ -181,9 +166,7 @@ def test_a_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
     assert read[0] == read[1] and read[0][-1] > read[0][0] > 0
 
 
-def test_a_training_resumes_with_smaller_micro_batches(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_resumes_with_smaller_micro_batches(base: str, tmp_path: Path) -> None:
     said: list[str] = []
 
     def train(target: Path, micro_batch: int) -> None:
@@ -192,31 +175,11 @@ def test_a_training_resumes_with_smaller_micro_batches(
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run, "curves", _killed_at(7))
-        with pytest.raises(KeyboardInterrupt):
-            train(killed, 2)
+    with killed_at(7):
+        train(killed, 2)
     train(killed, 1)
     assert any("resumes from" in line for line in said)
     assert losses(killed) == pytest.approx(losses(whole), rel=1e-3)
-
-
-def _killed_at(step: int) -> Any:
-    real = curves_of
-
-    def curves(*args: Any) -> Any:
-        from transformers import TrainerCallback
-
-        class Killed(type(real(*args))):  # type: ignore[misc]
-            def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                super().on_log(args, state, control, **kwargs)
-                if state.global_step == step:
-                    raise KeyboardInterrupt
-
-        assert issubclass(Killed, TrainerCallback)
-        return Killed()
-
-    return curves
 
 
 def _check_foreign_checkpoints_are_refused(settings: TrainingSettings, target: Path) -> None:
@@ -340,10 +303,8 @@ def test_a_resumed_full_training_equals_the_uninterrupted_one(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train_dpo(TrainingRun("dpo", settings, str(started), whole, 0), pairs())
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))  # the reference is lost, too
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run, "curves", _killed_at(3))
-        with pytest.raises(KeyboardInterrupt):
-            train_dpo(TrainingRun("dpo", settings, str(started), killed, 0), pairs())
+    with killed_at(3):
+        train_dpo(TrainingRun("dpo", settings, str(started), killed, 0), pairs())
     shutil.rmtree(tmp_path / "cache")
     train_dpo(TrainingRun("dpo", settings, str(started), killed, 0), pairs())
     assert losses(killed) == losses(whole)
