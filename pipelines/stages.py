@@ -66,7 +66,7 @@ STAGES = {
     "annotate": Stage("annotate", "grow trees, label their steps, write preference pairs", COST),
     "relabel": Stage("relabel", "label a finished run with other reward settings"),
     "diagnose": Stage("diagnose", "check labels and pairs, before and after a training on them"),
-    "verify": Stage("verify", "check the run's files; rebuild damaged ones from the ledger"),
+    "verify": Stage("verify", "check the run's files, and remove damaged parts"),
     "inspect": Stage("inspect", "query the run with DuckDB", READ),
     "show": Stage("show", "print a tree, a step or a pair", READ),
     "report": Stage("report", "write the run as one HTML page, with all trees", READ),

@@ -49,7 +49,6 @@ class PartInfo(Record):
     path: Annotated[str, AfterValidator(_inside)]
     rows: int
     sha256: str
-    questions: int = 0
     counts: dict[str, int] = Field(default_factory=dict)
 
 

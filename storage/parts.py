@@ -66,7 +66,6 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
         path=str(_part_path(table, part)),
         rows=rows.num_rows,
         sha256=hashlib.sha256(content).hexdigest(),
-        questions=_distinct_questions(rows),
     )
     return Part(info, content)
 
@@ -125,12 +124,6 @@ def _part_path(table: str, part: int | str | None) -> PurePosixPath:
 def part_number(part: PartInfo) -> int:
     """Returns the number of a numbered part."""
     return int(PurePosixPath(part.path).stem.removeprefix("part-"))
-
-
-def _distinct_questions(rows: pa.Table) -> int:
-    if "question_id" not in rows.column_names:
-        return 0
-    return int(pc.count_distinct(rows["question_id"]).as_py())
 
 
 def read_part(run: Path, part: PartInfo, columns: Sequence[str] | None = None) -> pa.Table:

@@ -13,7 +13,7 @@ from mcts import SearchSettings
 from runs.environment import installed_version, repository
 from runs.folder import Run, noted_inputs
 from storage.manifest import load_manifest
-from storage.parts import read_parts
+from storage.parts import question_ids, read_parts
 
 
 def write_card(run: Run) -> None:
@@ -22,11 +22,10 @@ def write_card(run: Run) -> None:
     # Only two columns, because a large run's questions must not be in memory twice.
     licences = read_parts(run.folder, "questions", ["source", "licence"])
     template = (repository() / "datasets" / "cards" / "run.md").read_text(encoding="utf-8")
-    trees = sum(part.questions for part in manifest.of("trees"))
     facts = {
         "name": run.folder.name,
         "version": installed_version("branchwise"),
-        "trees": trees,
+        "trees": len(question_ids(run.folder, "trees")),
         "nodes": manifest.rows("trees"),
         "pairs": manifest.rows("pairs"),
         "questions": licences.num_rows,

@@ -42,7 +42,7 @@ def test_commits_accumulate_and_a_part_of_the_same_path_is_replaced(tmp_path: Pa
     trees = write_part(tmp_path, "trees", _trees(*nodes), 0)
     pairs = write_part(tmp_path, "pairs", rows_to_table([a_pair()], PAIRS, "run"), 0)
     manifest = add_parts(tmp_path, [trees, pairs])
-    assert (trees.path, trees.rows, trees.questions) == ("trees/part-00000.parquet", 3, 2)
+    assert (trees.path, trees.rows) == ("trees/part-00000.parquet", 3)
     assert manifest == load_manifest(tmp_path)
     assert [part.table for part in manifest.parts] == ["pairs", "trees"]
     failures = write_part(tmp_path, "eval/p/s/predictions", _trees(), None)
