@@ -119,9 +119,9 @@ test-all: $(DEV) chromium ## the tests that `make test` leaves out: long ones, a
 	$(PYTEST) $(BY_FILE) -m "long and not vllm" $(ARGS)
 
 test-room: $(DEV) ## ROOM=<package>: its tests, and every other test that imports it
-	@test -d "tests/$$ROOM" || { echo "ROOM: name a folder of tests/, such as ROOM=rewards" >&2; exit 2; }
+	@test -n "$$ROOM" -a -d "tests/$$ROOM" || { echo "ROOM: name a folder of tests/, such as ROOM=rewards" >&2; exit 2; }
 	$(PYTEST) $(BY_FILE) $(ARGS) "tests/$$ROOM" \
-	    $$(grep -rlE "^ *(from|import) $$ROOM([. ]|$$)" tests --include="test_*.py" | grep -v "^tests/$$ROOM/")
+	    $$(grep -rlE "^ *(from|import) $$ROOM([. ]|$$)" tests --include="test_*.py" | grep -v "^tests/$$ROOM/" | sort)
 
 chromium: ## install Debian's Chromium if it is missing; without it, tests of the report are skipped
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }

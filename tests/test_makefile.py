@@ -234,6 +234,29 @@ def test_make_dry_run_installs_and_runs_nothing(checkout: Checkout) -> None:
     assert not (checkout.records / "argv.json").exists()
 
 
+def test_a_room_is_tested_with_the_tests_that_import_it(checkout: Checkout) -> None:
+    for stamp in ("dense", "dev"):
+        (checkout.folder / ".venv" / f"{stamp}.done").touch()
+    for name, text in {
+        "mcts/test_tree.py": "",
+        "annotation/test_grower.py": "import mcts\n",
+        "runs/test_stage.py": "def late():\n    from mcts.tree import Tree\n",
+        "agent/test_tags.py": "from agent import mcts_tags\n",
+    }.items():
+        (file := checkout.folder / "tests" / name).parent.mkdir(parents=True)
+        file.write_text(text)
+    assert checkout.make("test-room", "ROOM=mcts").returncode == 0
+    words = checkout.installed.split()
+    assert words[words.index("tests/mcts") :] == [
+        "tests/mcts", "tests/annotation/test_grower.py", "tests/runs/test_stage.py",
+    ]  # fmt: skip
+    for room in ("", "nowhere", "$(touch CANARY)"):
+        refused = checkout.make("test-room", f"ROOM={room}")
+        assert refused.returncode != 0
+        assert "ROOM: name a folder" in refused.stderr
+    assert not checkout.value_was_executed
+
+
 def write_package(folder: Path, name: str, *needs: str, version: str = "1.0") -> str:
     """Writes a wheel and returns its hash."""
     file = folder / f"{name}-{version}-py3-none-any.whl"
