@@ -129,11 +129,6 @@ class AgentProtocol(ABC):
         """Returns whether the budget allows only one more call."""
         return state.depth + 1 >= self.settings.max_steps
 
-    def is_spent(self, step: Step) -> bool:
-        """Returns whether `step` used up the trajectory's tokens."""
-        most = self.settings.max_total_tokens
-        return most is not None and step.total_tokens >= most
-
     def prefix(self, state: State) -> tuple[str | tuple[int, ...], ...] | None:
         """Returns the assistant's turn so far, for `engines.sampling.SampleRequest.prefix`.
 

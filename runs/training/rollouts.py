@@ -224,7 +224,7 @@ class Rollouts:
         if outcome.total is None:
             return None
         row = score_trajectory(question, trajectory, environment, policy=PATH)
-        rollout = Rollout(question.id, _calls(trajectory), outcome.total, row.em == 1.0)
+        rollout = Rollout(question.id, _calls(trajectory), outcome.total)
         return ScoredRollout(rollout, outcome, row)
 
     async def _dev(self, environment: Environment, number: int) -> dict[str, float]:

@@ -139,7 +139,6 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
             [rollout for rollout, _ in rollouts],
             [advantages for _, advantages in rollouts],
             aggregation=settings.aggregation,
-            kl_on=settings.kl_on,
             has_kl=settings.beta > 0 and settings.kl_in == "loss",
         )
         fitting = [row for row in rows if sum(map(len, row.tokens)) <= settings.max_length]
@@ -227,9 +226,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         losses = clipped_loss(ratio, advantages, settings.clip)
         if update.reference_logps:
             log_ratio = logps - flat(update.reference_logps[one] for one in tokens)
-            kl_applies = flat([float(row.kl_applies)] * len(row.advantages) for row in rows)
-            penalty = divergence(settings.kl, log_ratio) * kl_applies
-            losses = losses + settings.beta * penalty
+            losses = losses + settings.beta * divergence(settings.kl, log_ratio)
             seen.add("kl", log_ratio)
         seen.add("entropy", output.entropy[sampled_mask])
         seen.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())

@@ -10,7 +10,7 @@ async def walk_arena(walk: Walk) -> None:
     if any(hop.passage_id not in shown for hop in walk.hops):
         walk.problem = "a supporting passage is not among the references"
         return
-    if walk.settings.answer_only:
+    if walk.answer_only:
         walk.answer()
         return
     used = {shown[hop.passage_id]: cited(walk.rng, hop) for hop in walk.hops}
