@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.records import Message
+from training.packing import StepTokens
 from weights.chat_template import prompt_ids, target_ids
-
-IGNORED = -100
-"""Label of a token without a loss (PyTorch's convention)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +30,13 @@ class StepExample:
     stage: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenExample:
-    """A step as token ids; only `target` has a loss."""
-
-    prompt: tuple[int, ...]
-    target: tuple[int, ...]
-    question_id: str = ""
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.target)
-
-    @property
-    def labels(self) -> list[int]:
-        """One label per token; `IGNORED` on the prompt."""
-        return [IGNORED] * len(self.prompt) + list(self.target)
-
-
 def tokenise(
     examples: Iterable[StepExample], tokenizer: Any, stops: tuple[str, ...] = ()
-) -> list[TokenExample]:
+) -> list[StepTokens]:
     """Returns examples as token ids, in order; `stops` are the protocol's stop strings."""
     return [
-        TokenExample(
-            prompt_ids(example.messages, tokenizer),
-            target_ids(example.target, tokenizer, stops),
-            example.question_id,
+        StepTokens(
+            prompt_ids(example.messages, tokenizer), target_ids(example.target, tokenizer, stops)
         )
         for example in examples
     ]

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 from weights.prefix_tree import prefix_tree
 
+IGNORED = -100
+"""Label of a token without a loss (PyTorch's convention)."""
+
 
 class StepTokens(NamedTuple):
-    """One step to score, as token ids: prompt and policy text, both non-empty."""
+    """One step as token ids: prompt and policy text, both non-empty; only the text has a loss."""
 
     prompt: tuple[int, ...]
     step: tuple[int, ...]

@@ -31,8 +31,10 @@ def train_on_steps(
     model, tokenizer = run.load_start()
     from training.sft_trainer import step_trainer
 
-    tokens = run.drop_overlong(tokenise(examples, tokenizer, stops))
+    steps = tokenise(examples, tokenizer, stops)
+    fitting = run.fitting([len(step.whole) for step in steps])
+    steps = [steps[i] for i in fitting]
+    questions = [examples[i].question_id for i in fitting]
     # Calls of one turn begin with each other's prompts, which packing reads once.
-    together = [one.question_id for one in tokens] if stops else None
-    trainer = step_trainer(model, tokenizer, tokens, run, together)
-    return run.train(trainer, tokens, given=len(examples))
+    trainer = step_trainer(model, tokenizer, steps, run, questions if stops else None)
+    return run.train(trainer, list(zip(steps, questions, strict=True)), given=len(examples))

@@ -59,7 +59,8 @@ def train_dpo(
     from training.preference.trainer import pair_trainer, set_reference_logps
 
     tokens = tokenise_pairs(pairs, tokenizer, stops)
-    trained, out = split_holdout(run.drop_overlong(tokens), training.dpo.holdout, run.seed)
+    fitting = [tokens[i] for i in run.fitting([len(pair) for pair in tokens])]
+    trained, out = split_holdout(fitting, training.dpo.holdout, run.seed)
     trainer = pair_trainer(model, tokenizer, trained, training, run.arguments())
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
     known_before = training.packed or training.lora is None
