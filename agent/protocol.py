@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
-from agent.actions import INVALID, is_end, is_search
 from agent.prompts import load_prompts, prompts_digest
 from agent.segments import Segment
 from agent.settings import AgentSettings
-from agent.state import TERMINAL, Action, State, Step
+from agent.state import INVALID, TERMINAL, Action, State, Step, is_end, is_search
 from engines.sampling import Structure
 from storage.records import Message, Question, RetrievedPassage
 

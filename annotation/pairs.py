@@ -80,7 +80,7 @@ def sibling_pairs(
         settings: Gap, evidence, treatment of invalid actions, and filters.
         scores: Reward model scores, in the same order. With `score: reward_model` they decide which
             side of a pair is better, and by how much; each is a component of its side's label.
-        guessable: Whether the tree's question is guessable (`rewards.guessable`).
+        guessable: Whether the tree's question is guessable (`rewards.answers`).
         whole_reply: Whether siblings are equal only if their texts are (see `RewardScheme`).
         ties: Whether equal siblings are also returned, for studies; the earlier one is "chosen".
 

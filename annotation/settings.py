@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from agent.actions import ACTIONS
+from agent.state import ACTIONS
 from base.settings import Settings
 
 
@@ -47,7 +47,7 @@ class PairSettings(Settings):
         max_length_ratio: Largest ratio of the longer to the shorter reply, in characters, from 1.
             Unset: any. Preference training drifts towards the length of the chosen side.
         guessable: `drop` leaves out pairs of questions whose answer is yes, no or part of the
-            question (`rewards.guessable`). A lucky guess counts as right there, so their labels
+            question (`rewards.answers`). A lucky guess counts as right there, so their labels
             depend less on the earlier steps.
         per_state: `all` pairs of siblings, or only the `extremes`: the pair with the largest gap.
         max_per_question: Most pairs per question, those with the largest gap. Unset: all.

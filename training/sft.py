@@ -2,8 +2,7 @@
 
 Only the policy's own tokens have a loss, and logits are computed for those alone: on two cores the
 output layer over all prompt tokens would cost a fifth of the time. Examples are packed, so that
-their common instruction is read once (`training.tree_attention`), or side by side, padded on the
-left.
+their common instruction is read once (`training.packing`), or side by side, padded on the left.
 """
 
 from collections.abc import Sequence

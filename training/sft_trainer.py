@@ -12,10 +12,9 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 from base.seeds import to_uint32
 from training.arguments import lora_config, one_device
-from training.packing import IGNORED, StepTokens, packed_batch, pad_id
+from training.packing import IGNORED, StepTokens, enable_packed_forward, packed_batch, pad_id
 from training.samplers import LengthOrder, StateOrder
 from training.training_run import TrainingRun
-from training.tree_attention import enable_packed_forward
 
 
 def step_trainer(

@@ -19,9 +19,9 @@ from base.text import Log
 from training.arguments import silence_libraries, trainer_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import curves, read_metrics, step_bar
-from training.lengths import filter_by_length
+from training.examples import filter_by_length
 from training.policy_shift import movement_of
-from training.preference.holdout import HoldoutScore
+from training.preference.pairs import HoldoutScore
 from training.report import TrainingReport, finished_training, write_training_record
 from training.settings import TrainingKind, TrainingSettings
 from weights.adapter_chain import (

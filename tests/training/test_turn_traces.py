@@ -27,8 +27,8 @@ from runs.recipe_file import load_recipe
 from sources.atlas import build_corpus, build_questions
 from storage.records import Passage, Question
 from training.examples import StepExample, tokenise
-from training.warm_start.search import USELESS
 from training.warm_start.traces import Traces, build_traces
+from training.warm_start.walks import USELESS
 from weights.chat_template import prompt_ids
 from weights.policy_files import load_tokenizer, packaged_gguf
 

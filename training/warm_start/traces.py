@@ -14,12 +14,10 @@ from agent.protocol import AgentProtocol, root_of
 from retrieval.interface import Retriever
 from storage.records import Passage, Question, QuestionKey, RetrievedPassage
 from training.examples import StepExample
-from training.warm_start.arena import walk_arena
 from training.warm_start.evo_rag import walk_evo_rag
 from training.warm_start.hops import hops_of, queries_about
-from training.warm_start.reasonrag import walk_reasonrag
-from training.warm_start.search import walk_r1_searcher, walk_search_loop
 from training.warm_start.trace_builder import WASTEFUL, Habits, Walk
+from training.warm_start.walks import walk_arena, walk_r1_searcher, walk_reasonrag, walk_search_loop
 
 WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
     "reasonrag": walk_reasonrag,
