@@ -24,8 +24,8 @@ from runs.recipe import Recipe
 from runs.stage import Gate, StageContext, listed
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
-from training.grpo.advantages import has_spread
 from training.grpo.canary import Canary
+from training.grpo.loss import has_spread
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch, batch_indices
 from training.packing import StepTokens
 

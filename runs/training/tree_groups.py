@@ -15,7 +15,7 @@ from base.errors import ConfigError
 from runs.annotation.stored_trees import StoredTree, stored_trees
 from runs.folder import Run
 from storage.records import NO_PARENT, Question
-from training.grpo.advantages import has_spread
+from training.grpo.loss import has_spread
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch, batch_indices
 from training.packing import StepTokens
 from weights.chat_template import prompt_ids, target_ids

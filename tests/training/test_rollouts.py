@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.grpo.advantages import advantages_of
+from training.grpo.loss import advantages_of
 from training.grpo.rollouts import (
     PolicyCall,
     Rollout,

@@ -21,8 +21,7 @@ from transformers import Trainer
 
 from base.errors import TrainingError
 from base.text import Log
-from training.grpo.advantages import advantages_of
-from training.grpo.loss import TokenMeans, clipped_loss, divergence, is_clipped
+from training.grpo.loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
 from training.likelihood import read_steps, token_logps, tokens_read
 from training.packing import StepTokens
