@@ -132,8 +132,7 @@ class Environment:
             token_ids=self._continued_ids(completion),
             total_tokens=usage.input_tokens + usage.output_tokens,
         )
-        ended = protocol.is_spent(step)
-        stage = TERMINAL if ended else protocol.next_stage(state, action, last=last)
+        stage = protocol.next_stage(state, action, last=last)
         if stage != TERMINAL:  # the result of a last search would not be read
             step = await self._with_observation(state, step)
         return StepResult(state.after(step, stage), completion)

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
-from agent.actions import INVALID, is_end, is_search
 from agent.prompts import load_prompts, prompts_digest
 from agent.segments import Segment
 from agent.settings import AgentSettings
-from agent.state import TERMINAL, Action, State, Step
+from agent.state import INVALID, TERMINAL, Action, State, Step, is_end, is_search
 from engines.sampling import Structure
 from storage.records import Message, Question, RetrievedPassage
 
@@ -128,11 +127,6 @@ class AgentProtocol(ABC):
     def is_last(self, state: State) -> bool:
         """Returns whether the budget allows only one more call."""
         return state.depth + 1 >= self.settings.max_steps
-
-    def is_spent(self, step: Step) -> bool:
-        """Returns whether `step` used up the trajectory's tokens."""
-        most = self.settings.max_total_tokens
-        return most is not None and step.total_tokens >= most
 
     def prefix(self, state: State) -> tuple[str | tuple[int, ...], ...] | None:
         """Returns the assistant's turn so far, for `engines.sampling.SampleRequest.prefix`.

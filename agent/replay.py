@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agent.actions import ACTIONS
 from agent.protocol import AgentProtocol, root_of
-from agent.state import TERMINAL, Action, State, Step
+from agent.state import ACTIONS, TERMINAL, Action, State, Step
 from base.errors import StorageError
 from storage.records import NO_PARENT, Passage, Question, RetrievedPassage, TreeNode
 

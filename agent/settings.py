@@ -17,8 +17,6 @@ class AgentSettings(Settings):
             search).
         max_steps: Most policy calls per trajectory, in search, rollouts and inference. If the
             protocol forces an answer, the last call uses the forced-answer prompt.
-        max_total_tokens: Token limit of prompt plus completion; a call that reaches it ends the
-            trajectory. Unset: no limit.
         max_retrievals: Most searches per trajectory in R1-Searcher's protocol.
         max_corrections: Most invalid actions that Eval-RAR, Search-R1 and AutoRefine answer with a
             corrective sentence; the next one ends the trajectory.
@@ -36,7 +34,6 @@ class AgentSettings(Settings):
 
     protocol: str = "reasonrag"
     max_steps: int = Field(default=10, ge=1, le=100)
-    max_total_tokens: int | None = Field(default=None, ge=1)
     max_retrievals: int = Field(default=8, ge=0)
     max_corrections: int = Field(default=3, ge=0)
     references: Literal["given", "retrieved"] = "given"

@@ -1,8 +1,7 @@
-"""The state of a trajectory: the steps so far on one question, as immutable values."""
+"""Actions, steps, and the state of a trajectory: the steps so far on one question, immutable."""
 
 from dataclasses import dataclass, replace
 
-from agent.actions import INVALID
 from storage.records import RetrievedPassage
 
 TERMINAL = "terminal"
@@ -10,11 +9,50 @@ TERMINAL = "terminal"
 
 
 @dataclass(frozen=True, slots=True)
+class ActionKind:
+    """Properties of a kind of action, under any protocol.
+
+    Attributes:
+        searches: Whether its content is a query for the retriever.
+        ends: Whether it ends the trajectory. `invalid` does, unless the protocol answers invalid
+            actions with a corrective message.
+    """
+
+    searches: bool = False
+    ends: bool = False
+
+
+INVALID = "invalid"
+"""Kind of any text that is not an action of the protocol."""
+
+ACTIONS: dict[str, ActionKind] = {
+    "query": ActionKind(searches=True),
+    "evidence": ActionKind(),
+    "search": ActionKind(searches=True),
+    "backtrack": ActionKind(),
+    "answer": ActionKind(ends=True),
+    "refuse": ActionKind(ends=True),
+    INVALID: ActionKind(ends=True),
+}
+"""Kinds by name. A protocol that needs another kind adds it here."""
+
+
+def is_search(kind: str) -> bool:
+    """Returns whether actions of this kind query the retriever; False for a root's ""."""
+    return kind in ACTIONS and ACTIONS[kind].searches
+
+
+def is_end(kind: str) -> bool:
+    """Returns whether actions of this kind end a trajectory."""
+    return kind in ACTIONS and ACTIONS[kind].ends
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """The meaning of a policy's text.
 
     Attributes:
-        kind: Key of `agent.actions.ACTIONS`.
+        kind: Key of `ACTIONS`.
         content: Text inside the tag without surrounding white space; "" for backtrack, refuse and
             invalid actions.
         reason: Reason that an action is invalid.

@@ -10,12 +10,11 @@ from statistics import fmean, pstdev
 
 import numpy as np
 
-from agent.actions import is_end
+from agent.state import is_end
 from agent.tags import content_of
 from analysis.significance import wilson
 from analysis.survival import Bounds
-from rewards.answers import token_overlap
-from rewards.guessable import guessable
+from rewards.answers import guessable, token_overlap
 from storage.records import NO_PARENT, Pair, TreeNode
 
 NEAR = 0.8
@@ -40,7 +39,7 @@ class PairFigures:
         repeated: Share whose prompt and replies are in an earlier pair.
         contradicted: Share for which another pair has the same prompt and replies in the opposite
             order.
-        guessable: Share whose question has an answer that can be guessed (`rewards.guessable`).
+        guessable: Share whose question has an answer that can be guessed (`rewards.answers`).
         actions: Number of pairs by "chosen > rejected" action.
     """
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
-from agent.actions import INVALID
 from agent.environment import Environment, Trajectory
-from agent.state import State
+from agent.state import INVALID, State
 from annotation.judge import Judge
 from engines.sampling import Sampling
 from rewards.outcome import AnswerScores

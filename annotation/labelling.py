@@ -9,7 +9,7 @@ from annotation.pairs import sibling_pairs
 from annotation.rows import Prompt, Provenance, labelled, pair_rows
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
-from rewards.guessable import guessable
+from rewards.answers import guessable
 from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from storage.records import Pair, Question, TreeNode

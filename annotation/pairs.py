@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from annotation.settings import PairSettings
 from base.text import digest_of, replace_surrogates
-from rewards.answers import normalise, token_overlap
+from rewards.answers import normalise
 from rewards.labels import Label, gap, is_wide_enough
 from storage.records import NO_PARENT, Component, TreeNode
 
@@ -80,7 +80,7 @@ def sibling_pairs(
         settings: Gap, evidence, treatment of invalid actions, and filters.
         scores: Reward model scores, in the same order. With `score: reward_model` they decide which
             side of a pair is better, and by how much; each is a component of its side's label.
-        guessable: Whether the tree's question is guessable (`rewards.guessable`).
+        guessable: Whether the tree's question is guessable (`rewards.answers`).
         whole_reply: Whether siblings are equal only if their texts are (see `RewardScheme`).
         ties: Whether equal siblings are also returned, for studies; the earlier one is "chosen".
 
@@ -88,7 +88,7 @@ def sibling_pairs(
         Pairs in order of parent and siblings, and the number of dropped pairs by the first reason
             that applies: `unlabelled`, `unscored`, `chosen_invalid`, `few_outcomes`,
             `same_content`, `small_gap`, `other_action`, `unlike_actions`, `unlike_lengths`,
-            `same_words`, `guessable`, `not_extreme`, `over_max_per_question`.
+            `guessable`, `not_extreme`, `over_max_per_question`.
     """
     families: dict[int, list[_Sibling]] = defaultdict(list)
     for node, label, score in zip(nodes, labels, scores or [None] * len(nodes), strict=True):
@@ -213,7 +213,6 @@ def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float
 def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
     """Returns the reason the settings exclude such a pair, or None."""
     actions, ratio = settings.actions, settings.max_length_ratio
-    most_alike = settings.max_similarity
     if rejected.action != "invalid":  # `settings.invalid` decides on those
         if actions is not None and not {chosen.action, rejected.action} <= set(actions):
             return "other_action"
@@ -221,9 +220,6 @@ def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettin
             return "unlike_actions"
     if ratio is not None and not _has_similar_length(chosen, rejected, ratio):
         return "unlike_lengths"
-    if most_alike is not None and chosen.action == rejected.action:
-        overlap = token_overlap(chosen.content, rejected.content)
-        return "same_words" if overlap > most_alike else None
     return None
 
 

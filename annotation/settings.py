@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from agent.actions import ACTIONS
+from agent.state import ACTIONS
 from base.settings import Settings
 
 
@@ -46,10 +46,8 @@ class PairSettings(Settings):
             same direction, change the whole policy.
         max_length_ratio: Largest ratio of the longer to the shorter reply, in characters, from 1.
             Unset: any. Preference training drifts towards the length of the chosen side.
-        max_similarity: Largest word overlap (Jaccard) of two contents with the same action, in [0,
-            1). Unset: any. A preference between paraphrases carries little information.
         guessable: `drop` leaves out pairs of questions whose answer is yes, no or part of the
-            question (`rewards.guessable`). A lucky guess counts as right there, so their labels
+            question (`rewards.answers`). A lucky guess counts as right there, so their labels
             depend less on the earlier steps.
         per_state: `all` pairs of siblings, or only the `extremes`: the pair with the largest gap.
         max_per_question: Most pairs per question, those with the largest gap. Unset: all.
@@ -68,7 +66,6 @@ class PairSettings(Settings):
     actions: tuple[ActionName, ...] | None = Field(default=None, min_length=1)
     same_action: bool = False
     max_length_ratio: float | None = Field(default=None, ge=1)
-    max_similarity: float | None = Field(default=None, ge=0, lt=1)
     guessable: Literal["keep", "drop"] = "keep"
     per_state: Literal["all", "extremes"] = "all"
     max_per_question: int | None = Field(default=None, ge=1)

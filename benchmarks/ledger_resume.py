@@ -28,7 +28,7 @@ import pyarrow as pa
 from benchmarks.endpoint_process import REPOSITORY, Simulated, serving
 from benchmarks.workload import annotate_command, question_id, write_run
 from runs.annotation.commit import QUESTIONS_A_PART
-from runs.folder import LEDGER
+from runs.record import LEDGER
 from runs.stage import DONE, LIMIT_REACHED
 from storage.ledger import Ledger
 from storage.ledger_rows import CALL_COLUMNS, checksum

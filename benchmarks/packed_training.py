@@ -4,7 +4,7 @@
 
 Trains on the same pairs, in batches of the same number of pairs, in two ways. Stock: TRL's
 `DPOTrainer` with whole sequences, sorted by length, and a reference pass in every step. Packed:
-`training.tree_attention` and one reference pass, which is in the time. Prints pairs per second, the
+`training.packing` and one reference pass, which is in the time. Prints pairs per second, the
 tokens that go through the layers with a gradient and without, and the factor that these tokens
 alone would give: an adapter's backward pass costs about as much as its forward pass, because the
 weights below it do not change. The bound leaves out the output layer, which stock TRL also runs

@@ -9,7 +9,6 @@ from typing import Self, cast
 
 from base.errors import EndpointError, StorageError
 from base.text import replace_surrogates
-from engines.cost import cost_usd
 from engines.sampling import (
     Capabilities,
     Completion,
@@ -19,6 +18,7 @@ from engines.sampling import (
     Usage,
     UsageBasis,
     call_key,
+    cost_usd,
     prompt_digest,
 )
 from engines.settings import Price

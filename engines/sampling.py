@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal, Protocol, Self, get_args
 
+from engines.settings import Price
 from storage.records import Message
 
 FinishReason = Literal["stop", "length", "content_filter", "unknown"]
@@ -219,3 +220,16 @@ _in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=
 def derived_seed(key: str) -> int:
     """Returns the 31-bit seed of a call, derived from its ledger key."""
     return int(key[:8], 16) & 0x7FFFFFFF
+
+
+def cost_usd(usage: Usage, price: Price | None) -> float | None:
+    """Returns US dollars for `usage`; None if no price is set (unknown is not free).
+
+    Cached input tokens are billed at `price.cached`, or as other input if that is None.
+    """
+    if price is None:
+        return None
+    cached_price = price.input if price.cached is None else price.cached
+    fresh = usage.input_tokens - usage.cached_tokens
+    total = fresh * price.input + usage.cached_tokens * cached_price
+    return (total + usage.output_tokens * price.output) / 1_000_000

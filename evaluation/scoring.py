@@ -1,16 +1,26 @@
-"""One finished trajectory as a row of `predictions`."""
+"""One finished trajectory as a row of `predictions`, with the verdicts of its protocol's rules."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from agent.actions import is_search
 from agent.environment import Environment, Trajectory
-from agent.state import Action, State, Step
-from rewards.answers import normalise, supporting_recall
-from rewards.guessable import guessable
-from rewards.outcome import AnswerScores
-from rewards.verdicts import verdicts_of
+from agent.protocol import AgentProtocol
+from agent.state import INVALID, Action, State, Step, is_search
+from rewards.answers import guessable, normalise, supporting_recall
+from rewards.arena import arena_verdicts
+from rewards.eval_rar import eval_rar_verdicts
+from rewards.outcome import AnswerScores, Verdicts
+from rewards.r1_searcher import r1_searcher_verdicts
 from storage.records import FailedPrediction, Prediction, Question
+
+VERDICTS: dict[str, Callable[[Question, AgentProtocol, State], Verdicts]] = {
+    "arena": arena_verdicts,
+    "r1-searcher": r1_searcher_verdicts,
+    "eval-rar": eval_rar_verdicts,
+    "search-r1": eval_rar_verdicts,
+    "autorefine": eval_rar_verdicts,
+}
+"""Rules by protocol; for any other protocol, the format is correct if no action is invalid."""
 
 
 def score_trajectory(
@@ -102,3 +112,11 @@ def trajectory_json(state: State) -> str:
         for step in steps
     ]
     return json.dumps(rows, ensure_ascii=False)
+
+
+def verdicts_of(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
+    """Judges a finished trajectory by the rules of its protocol."""
+    judge = VERDICTS.get(protocol.name)
+    if judge is not None:
+        return judge(question, protocol, state)
+    return Verdicts(all(step.action.kind != INVALID for step in state.steps))

@@ -15,7 +15,7 @@ from agent.settings import AgentSettings
 from base.settings import Settings
 from engines.settings import JudgeSettings, ModelSettings
 from evaluation.baselines import BaselineName
-from rewards.answer_judge import JudgePrompt
+from rewards.judges import JudgePrompt
 
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]
 """Names a folder of the run."""

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from pipelines.interrupts import exit_on_interrupt
+from pipelines.entry import exit_on_interrupt
 
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""

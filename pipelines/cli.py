@@ -5,7 +5,7 @@ recipe, calls the stage and turns errors into exit codes (docs/troubleshooting.m
 """
 
 if __name__ == "__main__":
-    from pipelines.interrupts import exit_on_interrupt
+    from pipelines.entry import exit_on_interrupt
 
     exit_on_interrupt()  # before the other imports
 
@@ -26,7 +26,7 @@ from base.memory import format_memory_error, out_of_memory_message
 from base.seeds import LEAST, MOST, fits_int64
 from base.terminal_escape import guard_streams, inert, inert_json
 from base.text import did_you_mean, replace_surrogates
-from pipelines.interrupts import raise_on_interrupt
+from pipelines.entry import raise_on_interrupt
 from pipelines.stages import STAGES, Stage
 
 if TYPE_CHECKING:

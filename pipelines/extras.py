@@ -8,7 +8,7 @@ reports the error.
 """
 
 if __name__ == "__main__":
-    from pipelines.interrupts import exit_on_interrupt
+    from pipelines.entry import exit_on_interrupt
 
     exit_on_interrupt()  # before the other imports
 

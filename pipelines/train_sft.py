@@ -22,9 +22,8 @@ from runs.training.start import (
     training_run,
     validated_start_policy,
 )
-from training.examples import StepExample
+from training.examples import StepExample, chosen_steps, right_trajectories
 from training.sft import train_on_steps
-from training.sft_examples import chosen_steps, right_trajectories
 
 
 def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft") -> StageResult:

@@ -5,10 +5,10 @@
 An untrained small model follows the protocol too rarely for a search to find any reward. Traces
 follow the protocol with real retrieval: queries in several wordings, the evidence if the passage
 was found, otherwise "None" and another query, and the gold answer at the end. Traces of evo-rag
-also search too much, take searches back and refuse (`training.warm_start.traces`): habits for later
-training to remove. The setting `training.warm_start.reading` adds examples of reading a passage
-among others. Uses questions of split `warm` only; other stages use other splits. Writes
-`models/<run>/warm-start/`, or a sibling folder with `--name`.
+also search too much, take searches back and refuse: habits for later training to remove. The
+setting `training.warm_start.reading` adds examples of reading a passage among others. Uses
+questions of split `warm` only; other stages use other splits. Writes `models/<run>/warm-start/`, or
+a sibling folder with `--name`.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
             retriever,
             seed=recipe.seed,
             top_k=recipe.retrieval.top_k,
-            settings=settings.traces,
+            answer_only=settings.answer_only,
             incomplete=data.incomplete,
         )
     )
@@ -112,8 +112,8 @@ def _reading_examples(
             open_retriever(RetrievalSettings(), data.passages, log=context.log),
             seed=recipe.seed,
             top_k=recipe.retrieval.top_k,
-            traces=recipe.training.warm_start.traces,
             reading=reading,
+            answer_only=recipe.training.warm_start.answer_only,
         )
     )
     counts.update({name: counts.get(name, 0) + n for name, n in built.counts.items()})

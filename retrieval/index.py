@@ -9,8 +9,7 @@ from pathlib import Path
 
 from base.text import Log
 from retrieval.bm25 import TOKENISER, Bm25Retriever, build_bm25
-from retrieval.cached import CachedRetriever
-from retrieval.interface import Retriever
+from retrieval.interface import CachedRetriever, Retriever
 from retrieval.passages import corpus_hash, in_index_order
 from retrieval.settings import RetrievalSettings
 from storage.cache import cache_section, get_or_build

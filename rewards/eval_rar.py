@@ -14,12 +14,11 @@ from typing import Literal, NamedTuple, cast
 
 from pydantic import Field
 
-from agent.actions import INVALID
 from agent.protocol import AgentProtocol
 from agent.protocols import PROTOCOLS
 from agent.search_loop import SearchLoop
 from agent.segments import SearchTags, Segment, first_pair, is_block, tags
-from agent.state import State
+from agent.state import INVALID, State
 from rewards.answers import contains, exact_match, f1, normalise
 from rewards.outcome import Outcome, Verdicts
 from rewards.outcome_scheme import OutcomeScheme

@@ -13,21 +13,11 @@ from agent.settings import AgentSettings
 from agent.state import State
 from engines.sampling import Engine
 from engines.settings import JudgeSettings
+from mcts.settings import SearchSettings
 from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.settings import SchemeSettings
 from storage.records import Question, Rollout, TreeNode
-
-
-class SearchFacts(Protocol):
-    """The part of `mcts:` that schemes read."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def evaluator(self) -> str: ...
-    @property
-    def normalise(self) -> bool: ...
 
 
 class PairFacts(Protocol):
@@ -42,11 +32,10 @@ class RecipeFacts(Protocol):
 
     seed: int
     agent: AgentSettings
+    mcts: SearchSettings
     rewards: SchemeSettings
     verifier: JudgeSettings | None
 
-    @property
-    def mcts(self) -> SearchFacts: ...
     @property
     def pairs(self) -> PairFacts: ...
 

@@ -30,8 +30,6 @@ class SpreSettings(SchemeSettings):
         alpha: Discount per step, in (0, 1].
         label_forced: Whether forced answers count (the published data leave them unlabelled).
         keep_articles: Whether F1 keeps articles (the published code).
-        invalid_rollouts: Whether a rollout without an answer is left out of a label (`ignored`), or
-            is an outcome worth 0 (`zero`: eq. 1 to the letter, a mean over all k).
         judge_decay: Whether a judge's score is multiplied by α^depth, as an outcome is. The
             published code uses the score as it is.
     """
@@ -41,7 +39,6 @@ class SpreSettings(SchemeSettings):
     alpha: float = Field(default=0.9, gt=0, le=1)
     label_forced: bool = True
     keep_articles: bool = False
-    invalid_rollouts: Literal["ignored", "zero"] = "ignored"
     judge_decay: bool = True
 
 
@@ -55,10 +52,9 @@ class EvoRagSettings(SchemeSettings):
             gives no pairs.
         stage: Curriculum stage.
         components: Names of the rewards that count. Unset: all seven.
-        horizon: T_max of the weights' progress t / T_max, in policy calls (section 3.6). Defaults
-            to `agent.max_steps`, so that episodes reach the late weights (the paper: 20).
-        action_horizon: T of the progress t / T from which a late search is penalised (section 3.2),
-            in policy calls. Defaults to `horizon`.
+        horizon: T of the progress t / T, in policy calls, which decides the weights (section 3.6)
+            and from when on a search is late (section 3.2). Defaults to `agent.max_steps`, so that
+            episodes reach the late weights (the paper: 20).
         action_weight: Weight λ of that penalty: `falls` from 1.5 over 0.8 to 0.4 (table 1), or
             `rises` from 0.4 over 0.8 to 1.2 (the text of section 3.2).
         retrieval_bonus: `novel` rewards each gold document once, `any` (the paper) every time.
@@ -80,7 +76,6 @@ class EvoRagSettings(SchemeSettings):
     stage: Literal["discovery", "refinement"] = "refinement"
     components: tuple[RewardName, ...] | None = Field(default=None, min_length=1)
     horizon: int | None = Field(default=None, ge=1)
-    action_horizon: int | None = Field(default=None, ge=1)
     action_weight: Literal["falls", "rises"] = "falls"
     retrieval_bonus: Literal["novel", "any"] = "novel"
     early_refusal: Literal["wrong", "judged"] = "wrong"

@@ -9,8 +9,8 @@ Estimators:
   rollouts equally;
 - `tree`: Σ N·r / Σ N over labelled children; the value of a leaf is its own outcome (the published
   data);
-- `rollout`: mean over the rollouts that started at the node (eq. 1; exactly so with
-  `invalid_rollouts: zero`);
+- `rollout`: mean over the rollouts that started at the node and ended with an answer (eq. 1 counts
+  those without one as 0);
 - `judge`: mean of judge scores · α^depth (`judge_decay`) over the passes through the node, None
   without an answer below.
 The reward of a node without an answer at or below it is None; so is that of an invalid action. The
@@ -36,13 +36,10 @@ from storage.records import NO_PARENT, Component, Question, Rollout, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """A finished trajectory: its answer, and its number of steps from the root.
-
-    The answer is None if it ended without one (`invalid_rollouts: zero`).
-    """
+    """A finished trajectory: its answer, and its number of steps from the root."""
 
     trajectory: str
-    answer: str | None
+    answer: str
     steps: int
 
 
@@ -70,10 +67,8 @@ def answer_f1(answer: str | None, golds: Sequence[str], settings: SpreSettings) 
     return 0.0 if answer is None else f1(answer, golds, keep_articles=settings.keep_articles)
 
 
-def is_counted(answer: str | None, forced: bool, settings: SpreSettings) -> bool:
-    """Returns whether an outcome counts, which depends on forced and missing answers."""
-    if answer is None and settings.invalid_rollouts == "ignored":
-        return False
+def is_counted(forced: bool, settings: SpreSettings) -> bool:
+    """Returns whether an answer counts, which depends on whether it was forced."""
     return settings.label_forced or not forced
 
 
@@ -96,15 +91,6 @@ def label_tree(
     """
     facts = TreeFacts(nodes, tuple(answers), settings)
     return [facts.label(node, estimator) for node in nodes]
-
-
-def _trajectory_of(rollout: Rollout, start: TreeNode) -> str:
-    """Returns the name of a rollout's trajectory.
-
-    Each one without an answer counts by itself: the digests ignore the texts of invalid actions.
-    """
-    own = rollout.trajectory if rollout.answer is not None else None
-    return own or f"{start.node_id}:{rollout.draw}"
 
 
 @dataclass(frozen=True)
@@ -153,13 +139,13 @@ class TreeFacts:
         if node.terminal:
             return self._own(node)
         return [
-            RolloutOutcome(_trajectory_of(r, node), r.answer, r.steps)
+            RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
             for r in node.rollouts
-            if is_counted(r.answer, r.forced, self.settings)
+            if r.answer is not None and is_counted(r.forced, self.settings)
         ]
 
     def _own(self, node: TreeNode) -> list[RolloutOutcome]:
-        if node.action != "answer" or not is_counted(node.content, node.forced, self.settings):
+        if node.action != "answer" or not is_counted(node.forced, self.settings):
             return []
         return [RolloutOutcome(trajectory_digest(self._path(node)), node.content, node.depth)]
 
@@ -296,6 +282,6 @@ class Spre(RewardScheme):
         return label_tree(nodes, question.answers, self.settings, self.estimator)
 
     def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
-        if not is_counted(rollout.answer, rollout.forced, self.settings):
+        if rollout.answer is None or not is_counted(rollout.forced, self.settings):
             return None
         return answer_f1(rollout.answer, golds, self.settings) * self.settings.alpha**rollout.steps

@@ -6,8 +6,7 @@ from typing import Any
 
 from agent.protocol import root_of
 from agent.protocols import protocol_of
-from engines.cost import cost_usd
-from engines.sampling import Usage
+from engines.sampling import Usage, cost_usd
 from engines.settings import ModelSettings
 from mcts.settings import SearchSettings
 from runs.recipe import Recipe

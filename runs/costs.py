@@ -13,8 +13,7 @@ from typing import Any
 
 from base.errors import ConfigError
 from base.terminal_escape import inert
-from engines.cost import cost_usd
-from engines.sampling import Usage
+from engines.sampling import Usage, cost_usd
 from engines.settings import Price
 from runs.cost_bounds import CostRange, Range, scale
 from runs.folder import existing_run

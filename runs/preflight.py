@@ -29,8 +29,8 @@ from runs.stage import StageContext
 from sources.files import existing
 from sources.load import Data
 from storage.records import Message
-from weights.embedded_models import check_embedded
 from weights.policy_files import policy_files, validated_policy_files
+from weights.policy_gguf import check_embedded
 
 Check = tuple[str, Callable[[], object]]
 

@@ -12,7 +12,6 @@ from retrieval.settings import checked_url as search_address
 from rewards.schemes import naming
 from rewards.settings import SpreSettings
 from runs.recipe import Recipe
-from training.settings import TraceSettings
 
 
 def find_conflicts(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
@@ -117,16 +116,10 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
 
 
 def _traces(recipe: Recipe) -> Iterator[str]:
-    asked, protocol = recipe.training.warm_start.traces, recipe.agent.protocol
-    habits = asked.model_copy(update={"answer_only": False})
-    if protocol != "evo-rag" and habits != TraceSettings():
+    protocol = recipe.agent.protocol
+    if recipe.training.warm_start.answer_only and protocol != "arena":
         yield (
-            "training.warm_start.traces applies only to the protocol evo-rag, but agent.protocol "
-            f"is `{protocol}`; remove it"
-        )
-    if asked.answer_only and protocol != "arena":
-        yield (
-            "training.warm_start.traces.answer_only applies only to the protocol arena, but "
+            "training.warm_start.answer_only applies only to the protocol arena, but "
             f"agent.protocol is `{protocol}`; remove it"
         )
 

@@ -263,7 +263,7 @@ class Prediction(Record):
     """One policy's answer to one question: a row of `predictions`.
 
     `evaluation` is the name of its table (`eval/<evaluation>.md`), `guessable` whether the question
-    gives its answer away (`rewards.guessable`). `backtracks` counts the searches that were taken
+    gives its answer away (`rewards.answers`). `backtracks` counts the searches that were taken
     back; None in rows of older versions. `protocol` is the protocol by which the policy was
     prompted; "" in rows of older versions. The fields from `format_ok` to `turn_tokens` are
     verdicts of the protocol's rules (`rewards.outcome.Verdicts`).

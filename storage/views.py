@@ -167,3 +167,25 @@ def _parts(run: Path, manifest: Manifest, view: str, label: str | None) -> ds.Da
         if problem := problem_of(run, part):
             raise StorageError(f"{run / part.path}: {problem}. {DAMAGED}")
     return ds.dataset([str(run / part.path) for part in shown], schema=schema, format="parquet")
+
+
+def tree_graph(run: Path, question_id: str) -> Any:
+    """Returns the tree of a question as a `networkx.DiGraph`, with edges from parents to children.
+
+    Nodes are the `node_id`s (root 0); their attributes are the columns of `trees` (docs/tables.md).
+
+    Raises:
+        ConfigError: If the run has no such tree.
+        StorageError: If a part of the run is missing or damaged.
+    """
+    import networkx
+
+    with connect(run) as connection:
+        sql = "SELECT * FROM trees WHERE question_id = ? ORDER BY node_id"
+        rows = rows_of(connection, sql, question_id)
+    if not rows:
+        raise ConfigError(f"{run}: no tree of question {question_id!r}")
+    graph = networkx.DiGraph()
+    graph.add_nodes_from((row["node_id"], row) for row in rows)
+    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in rows if row["node_id"])
+    return graph

@@ -1,19 +1,21 @@
-"""Supervised examples: one policy step, its prompt and the text to learn.
+"""Supervised examples of a run: one policy step, its prompt and the text to learn.
+
+They are chosen steps of pairs, right trajectories of trees, or traces (`training.warm_start`).
 
 Token ids come from the template code that prompts the embedded engine, so training and sampling use
 the same tokens. Only the policy's own tokens have a loss: its text and the token that ends its
 turn, if it ends there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.records import Message
+from agent.state import State
+from base.errors import ConfigError
+from storage.records import NO_PARENT, Message, Pair, TreeNode
+from training.packing import StepTokens
 from weights.chat_template import prompt_ids, target_ids
-
-IGNORED = -100
-"""Label of a token without a loss (PyTorch's convention)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +34,76 @@ class StepExample:
     stage: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenExample:
-    """A step as token ids; only `target` has a loss."""
-
-    prompt: tuple[int, ...]
-    target: tuple[int, ...]
-    question_id: str = ""
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.target)
-
-    @property
-    def labels(self) -> list[int]:
-        """One label per token; `IGNORED` on the prompt."""
-        return [IGNORED] * len(self.prompt) + list(self.target)
-
-
 def tokenise(
     examples: Iterable[StepExample], tokenizer: Any, stops: tuple[str, ...] = ()
-) -> list[TokenExample]:
+) -> list[StepTokens]:
     """Returns examples as token ids, in order; `stops` are the protocol's stop strings."""
     return [
-        TokenExample(
-            prompt_ids(example.messages, tokenizer),
-            target_ids(example.target, tokenizer, stops),
-            example.question_id,
+        StepTokens(
+            prompt_ids(example.messages, tokenizer), target_ids(example.target, tokenizer, stops)
         )
         for example in examples
     ]
+
+
+def chosen_steps(pairs: Iterable[Pair]) -> list[StepExample]:
+    """Returns the chosen step of each pair, each prompt and text once (ReasonRAG table 3, SFT)."""
+    found = {
+        (pair.prompt, pair.chosen[0].content): StepExample(
+            tuple(Message(m.role, m.content) for m in pair.prompt),
+            pair.chosen[0].content,
+            pair.question_id,
+            pair.stage,
+        )
+        for pair in pairs
+    }
+    return list(found.values())
+
+
+def right_trajectories(
+    nodes: Sequence[TreeNode],
+    states: Sequence[State],
+    prompt: Callable[[State], Sequence[Message]],
+) -> list[StepExample]:
+    """Returns every valid and complete step on the way to a complete leaf whose F1 is 1, once.
+
+    Args:
+        nodes: Nodes of one tree, in order of `node_id`.
+        states: States of the nodes, in the same order.
+        prompt: Function from a state to the messages of the prompt for its next step.
+    """
+    wanted: set[int] = set()
+    for node in nodes:
+        if node.action == "answer" and node.f1 == 1.0 and not node.cut:
+            step = node
+            while step.parent_id != NO_PARENT:
+                wanted.add(step.node_id)
+                step = nodes[step.parent_id]
+    return [
+        StepExample(tuple(prompt(states[node.parent_id])), node.text, node.question_id, node.stage)
+        for node in nodes
+        if node.node_id in wanted and node.action != "invalid" and not node.cut
+    ]
+
+
+def filter_by_length(
+    lengths: Sequence[int], max_length: int, max_dropped_share: float
+) -> tuple[list[int], str]:
+    """Returns the indices of the examples that fit, and a description of all lengths.
+
+    Raises:
+        ConfigError: If more than `max_dropped_share` do not fit. Examples are never cut.
+    """
+    kept = [i for i, length in enumerate(lengths) if length <= max_length]
+    ordered = sorted(lengths) or [0]
+    median, longest, too_long = ordered[len(ordered) // 2], ordered[-1], len(lengths) - len(kept)
+    if too_long > max_dropped_share * len(lengths) or not kept:
+        raise ConfigError(
+            f"{too_long} of {len(lengths)} examples are longer than max_length {max_length} tokens "
+            f"(longest {longest}); raise max_length, use shorter or fewer passages, or raise "
+            "training.max_dropped_share"
+        )
+    return kept, (
+        f"{len(lengths)} examples, median {median} tokens, longest {longest}, {too_long} over the "
+        "limit"
+    )

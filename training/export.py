@@ -21,7 +21,6 @@ from storage.file_seal import seal_file
 from training.arguments import silence_libraries
 from training.training_run import log_line
 from weights.chat_template import prompt_ids
-from weights.embedded_models import check_embedded
 from weights.gguf import Precision, export_gguf
 from weights.policy_files import (
     PolicyFiles,
@@ -30,6 +29,7 @@ from weights.policy_files import (
     policy_files,
     tokenizer_source,
 )
+from weights.policy_gguf import check_embedded
 
 LEAST_CORRELATION = 0.9
 """Lowest correlation with the trained change; below it, the export has lost the training."""
@@ -96,17 +96,15 @@ class ExportReport:
 
 def export_policy(
     model_folder: str,
-    target: Path | None = None,
     precision: Precision = "f16",
     log: Log = log_line,
 ) -> ExportReport:
-    """Writes merged safetensors (fp16, with tokenizer) and `policy.gguf`, and checks both.
+    """Adds merged safetensors (fp16, with tokenizer) and `policy.gguf` to a folder; checks both.
 
     The GGUF is for the embedded engine, and is left out if that engine cannot run the model.
 
     Args:
         model_folder: Folder with an adapter.
-        target: Folder to write to; None for `model_folder` itself.
         precision: Number format of the GGUF file's matrices.
         log: Callback for the reason that the GGUF is left out, before the work starts.
 
@@ -124,7 +122,7 @@ def export_policy(
     left_out = _left_out_reason(files)
     if left_out:
         log(f"no GGUF: {left_out}")
-    target = Path(model_folder) if target is None else target
+    target = Path(model_folder)
     below, tokenizer = load_policy(PolicyFiles(files.model, files.base, files.adapters[:-1]))
     prompts = proof_prompts(tokenizer, ReasonRAG())
     start = logits(below, prompts)

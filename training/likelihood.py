@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from training.packing import StepTokens, packed_batch, pad_id, padded_batch
+from training.packing import IGNORED, StepTokens, packed_batch, pad_id, padded_batch
 from weights.prefix_tree import common_prefix, prefix_batches
 
 _MOST_TOKENS = 2048
@@ -56,7 +56,7 @@ def read_steps(
         for name, tensor in collate(rows, pad_id(trainer.processing_class)).items()
     }
     said = batch.pop("completion_mask") == 1
-    labels = batch["input_ids"].masked_fill(~said, -100)
+    labels = batch["input_ids"].masked_fill(~said, IGNORED)
     output = model(**batch, labels=labels, fused_lm_head=True, use_cache=False)
     return said[:, 1:], output
 

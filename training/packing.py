@@ -2,23 +2,32 @@
 
 Both have the shape that TRL's trainers read: `input_ids`, `attention_mask` and `completion_mask`.
 A packed row has only the last token of the prompt and the step. The prompts are in further keys,
-once for all rows, which `training.tree_attention` reads:
+once for all rows:
 
     tree_tokens, tree_positions, tree_ends   (1, N), see `weights.prefix_tree`
     tree_rows                                (rows, 1 + longest step): index of each entry's token
 
 A step's last token predicts nothing, so the tree leaves it out. Its entry, like padding, has the
 index of the first token, and no loss reads it.
+
+The model's backbone runs on the tree with tree attention (`weights.tree_attention`). Its output is
+then spread to the rows that the trainer expects, which computes losses, metrics and reference
+passes as usual, with the same results as on whole sequences, within float error.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from base.errors import ConfigError
 from weights.prefix_tree import prefix_tree
+from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
+
+IGNORED = -100
+"""Label of a token without a loss (PyTorch's convention)."""
 
 
 class StepTokens(NamedTuple):
-    """One step to score, as token ids: prompt and policy text, both non-empty."""
+    """One step as token ids: prompt and policy text, both non-empty; only the text has a loss."""
 
     prompt: tuple[int, ...]
     step: tuple[int, ...]
@@ -83,3 +92,42 @@ def _side_by_side(
 
 def _filled(values: list[int], length: int, filler: int) -> list[int]:
     return values + [filler] * (length - len(values))
+
+
+def enable_packed_forward(model: Any) -> None:
+    """Makes a causal `model` of transformers also read packed batches; others it reads as before.
+
+    If the model has an attention that can skip the tree's masked blocks, it uses that
+    (`weights.tree_attention`).
+
+    Raises:
+        ConfigError: If its layers see less than their whole past, or it does not take positions.
+    """
+    why = tree_attention_blocker(model)
+    if why:
+        raise ConfigError(
+            f"this model ({model.config.model_type}) {why}, so prompts cannot be shared; "
+            "set training.packed: false"
+        )
+    enable_tree_attention(model)
+    backbone = model.base_model
+    # As TRL does with its output layer; hooks would have to remember the rows in between.
+    backbone.forward = _tree_forward(backbone, backbone.forward)
+
+
+def _tree_forward(backbone: Any, forward: Any) -> Any:
+    from torch.nn.functional import embedding
+
+    def tree_forward(*args: Any, **kwargs: Any) -> Any:
+        if "tree_tokens" not in kwargs:
+            return forward(*args, **kwargs)
+        tokens, positions, ends, rows = (
+            kwargs.pop(f"tree_{name}") for name in ("tokens", "positions", "ends", "rows")
+        )
+        kwargs |= tree_inputs(backbone, tokens, positions, ends)
+        output = forward(*args, **kwargs)
+        # The backward pass of indexing adds up in an order that depends on threads.
+        output.last_hidden_state = embedding(rows, output.last_hidden_state[0])
+        return output
+
+    return tree_forward

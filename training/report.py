@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from training.policy_shift import PolicyShift
-from training.preference.holdout import HoldoutScore
+from training.preference.pairs import HoldoutScore
 from weights.adapters import WEIGHTS
 from weights.model_folders import TRAINING_RECORD, file_hash
 from weights.policy_files import policy_digest, policy_files

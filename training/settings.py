@@ -60,32 +60,6 @@ class ExampleSettings(OptimiserSettings):
         return self
 
 
-class TraceSettings(Settings):
-    """Deviations of traces from the shortest way. The first four are for the protocol evo-rag.
-
-    They are habits for later training to remove. A greedy policy follows the majority of the traces
-    at a state, so a habit of fewer than half of them shows in its samples only.
-
-    Attributes:
-        redundant: Share of the hops that are searched a second time, in other words or the same,
-            after their passage was found.
-        detour: Share of the hops followed by a wrong lead: a search for the title of a passage that
-            was shown and is not needed.
-        backtrack: Share of the searches without a new result (misses, redundant ones, detours) that
-            are taken back.
-        give_up: Share of the answerable questions of two or more hops that are refused with half of
-            the evidence.
-        answer_only: Whether traces of the protocol arena have the answer section only (SFT-direct
-            of its table).
-    """
-
-    redundant: float = Field(default=0.6, ge=0, le=1)
-    detour: float = Field(default=0.25, ge=0, le=1)
-    backtrack: float = Field(default=0.5, ge=0, le=1)
-    give_up: float = Field(default=0.05, ge=0, le=1)
-    answer_only: bool = False
-
-
 class ReadingSettings(Settings):
     """Reading examples: the passage that answers a question, among others that do not.
 
@@ -126,7 +100,8 @@ class WarmStartSettings(ExampleSettings):
             unset is used whole.
         sets: Further question sets to trace, as in `data.mix`, which must not be empty then. Other
             stages do not use them.
-        traces: Deliberate inefficiencies of the traces.
+        answer_only: Whether traces of the protocol arena have the answer section only (SFT-direct
+            of its table).
         reading: Further examples that teach reading. Unset: none.
     """
 
@@ -134,7 +109,7 @@ class WarmStartSettings(ExampleSettings):
     base: str = "packaged"
     questions: int = Field(default=150, ge=1)
     sets: tuple[SetSettings, ...] = ()
-    traces: TraceSettings = TraceSettings()
+    answer_only: bool = False
     reading: ReadingSettings | None = None
 
 
@@ -214,7 +189,6 @@ class GrpoSettings(OptimiserSettings):
         kl_in: Place of the divergence: subtracted from the `reward` (k1), or added to the `loss`
             (k2, k3).
         beta: Weight of the divergence. 0: it is only reported, from a sample.
-        kl_on: Rollouts whose divergence counts in the loss: `all`, or only `wrong` ones.
         dynamic_sampling: Most extra questions per batch, to replace those whose rollouts all have
             the same reward.
         max_tokens: Most distinct tokens per update, prompts included; above it, policy calls are
@@ -246,7 +220,6 @@ class GrpoSettings(OptimiserSettings):
     kl: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     beta: float = Field(default=0.0, ge=0)
-    kl_on: Literal["all", "wrong"] = "all"
     dynamic_sampling: int = Field(default=0, ge=0)
     max_tokens: int | None = Field(default=16_000, ge=256)
     micro_tokens: int = Field(default=2048, ge=256)

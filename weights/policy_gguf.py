@@ -1,24 +1,51 @@
-"""A policy as one GGUF file, from its folder or from the cache."""
+"""A policy as one GGUF file for the embedded engine, and whether that engine can run its base.
+
+OpenVINO GenAI builds its own graph from a GGUF file, for three architectures. It ignores metadata
+that it does not know, such as a scaled rotary embedding, and then computes other numbers without an
+error. So everything that it would ignore is refused before anything is loaded or written.
+"""
 
 import logging
 from pathlib import Path
 from typing import Any
 
+from base.errors import ConfigError
 from base.text import Log
 from storage.cache import cache_section, get_or_build
 from storage.file_seal import file_fault
 from weights.gguf import (
     DIGEST_KEY,
+    ROWS_ARE_INTERLEAVED,
     Precision,
+    check_same_model,
     export_gguf,
     gguf_metadata,
     gguf_precision,
+    metadata_values,
+    open_gguf,
     rewrite_gguf,
 )
-from weights.policy_files import PolicyFiles, load_policy, policy_digest, tokenizer_source
+from weights.gguf_metadata import PRE_TOKENIZERS, read_tokenizer
+from weights.model_folders import read_config
+from weights.policy_files import (
+    PolicyFiles,
+    has_tokenizer,
+    is_packaged,
+    load_policy,
+    packaged_gguf,
+    policy_digest,
+    tokenizer_source,
+)
+from weights.pretrained import pretrained
 
 _NAME = "policy.gguf"
 _log = logging.getLogger(__name__)
+_FACTORS = "rope_freqs.weight"
+"""Tensor of the rotary factors of Llama 3.1 and later."""
+_USE = (
+    "The embedded engine runs Llama, Qwen2 and Qwen3 models with the tokenizer of SmolLM2, "
+    "Llama 3, Qwen2 or Qwen3. Choose one of them, or serve this one: `engine: vllm` or `openai`"
+)
 
 
 def ensure_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None) -> Path:
@@ -75,3 +102,53 @@ def write_policy_gguf(
     if model is None:
         model, _ = load_policy(files)
     export_gguf(model, tokenizer_source(files.base), target, precision, digest=digest)
+
+
+def check_embedded(files: PolicyFiles) -> None:
+    """Checks that the embedded engine can run a model. Reads only metadata, in seconds.
+
+    Raises:
+        ConfigError: If it cannot run it, or a file is missing or damaged.
+    """
+    base = files.base
+    if is_packaged(base):
+        return
+    reason = _gguf_reason(base) if base.is_file() else _folder_reason(base)
+    if reason is not None:
+        raise ConfigError(f"{files.model}: {reason}. {_USE}")
+
+
+def _gguf_reason(path: Path) -> str | None:
+    reader = open_gguf(path)
+    kind, scaled, tokenizer, pre = metadata_values(
+        reader,
+        "general.architecture",
+        "{arch}.rope.scaling.type",
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+    )
+    if kind not in ROWS_ARE_INTERLEAVED:
+        return f"its architecture is {kind}"
+    if scaled not in (None, "none") or _FACTORS in {t.name for t in reader.tensors}:
+        return "it has a scaled rotary embedding, which OpenVINO GenAI ignores"
+    if tokenizer != "gpt2" or pre not in PRE_TOKENIZERS:
+        return f"its tokenizer is {tokenizer} ({pre}), which OpenVINO GenAI does not know"
+    return None
+
+
+def _folder_reason(folder: Path) -> str | None:
+    kind = read_config(folder).get("model_type")
+    if kind not in ROWS_ARE_INTERLEAVED:
+        return f"its architecture is {kind}"
+    config = pretrained("AutoConfig", folder)
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, which OpenVINO GenAI takes for silu"
+    if config.rope_parameters["rope_type"] != "default":
+        return "it has a scaled rotary embedding, which OpenVINO GenAI ignores"
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        return "it has sliding-window attention, which OpenVINO GenAI ignores"
+    if has_tokenizer(folder):
+        read_tokenizer(folder)
+    else:
+        check_same_model(config, packaged_gguf())
+    return None

@@ -1,4 +1,4 @@
-"""Loads models and tokenizers of transformers from untrusted files.
+"""Loads models and tokenizers, and lists tensors, from untrusted files.
 
 No code from a model folder ever runs, neither its Python code nor pickles.
 """
@@ -13,6 +13,8 @@ from weights.model_folders import reject_code
 
 SAFE = {"trust_remote_code": False, "local_files_only": True}
 """Options for every `from_pretrained`."""
+
+Shape = tuple[int, ...]
 
 
 def pretrained(kind: str, source: Path, **options: Any) -> Any:
@@ -53,3 +55,23 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:300]
+
+
+def tensor_shapes(path: Path) -> dict[str, Shape]:
+    """Returns the names and shapes of the tensors of a safetensors file.
+
+    Raises:
+        ConfigError: If the package safetensors is missing, or the file is missing, truncated, not a
+            regular file or not safetensors.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ConfigError("reading weights needs safetensors: pip install -e .[cpu]") from error
+    try:
+        with open_named(path), safe_open(str(path), "numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as safetensors ({error}). Restore it from its source"
+        ) from error

@@ -32,11 +32,10 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from weights.chat_template import rendered
-from weights.embedded_models import check_embedded
 from weights.gguf import gguf_metadata
 from weights.gguf_metadata import NFC, NORMALIZER_KEY
 from weights.policy_files import policy_digest, policy_files
-from weights.policy_gguf import ensure_gguf
+from weights.policy_gguf import check_embedded, ensure_gguf
 
 BATCHED_TOKENS = 256
 """Limit on tokens (prefill and decode together) per step."""

@@ -1,15 +1,166 @@
-"""Decides when a call to an endpoint may start: a queue, the limit, pauses and the breaker."""
+"""Decides when a call to an endpoint may start: a queue, a limit, pauses and a circuit breaker.
+
+The limit on calls in progress grows additively and is halved once per overload. The breaker stops
+calls to a failing endpoint until it recovers.
+"""
 
 import asyncio
 import heapq
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from base.errors import BranchwiseError, EndpointError
-from engines.endpoint.breaker import CircuitBreaker
-from engines.endpoint.concurrency import AdaptiveLimit, Slot
 
+FIRST_LIMIT = 32
+"""Initial limit on calls in progress, before anything is known about the endpoint."""
 _RECHECK_EVERY_S = 1.0
+
+
+class CircuitBreaker:
+    """Opens after enough failures in a row; while open, allows one probe at a time.
+
+    Pauses before probes double from `first_pause_s` to at most `longest_pause_s`. Any answer
+    closes the breaker. Times are in seconds, by the caller's clock.
+
+    Attributes:
+        is_open: Whether only probes may start.
+        probe_at: Earliest start of the next probe; in the past while the breaker is closed.
+        probing: Whether a probe is in progress.
+        fault: Message of the last failure; empty without one.
+        given_up: Whether all calls have failed for `patience_s`.
+    """
+
+    def __init__(self, first_pause_s: float, longest_pause_s: float, patience_s: float) -> None:
+        self.is_open = False
+        self.probe_at = -math.inf
+        self.probing = False
+        self.fault = ""
+        self.given_up = False
+        self._first_pause_s = first_pause_s
+        self._longest_pause_s = longest_pause_s
+        self.patience_s = patience_s
+        self._pause_s = first_pause_s
+        self._failures = 0
+        self._failing_since = 0.0
+        self._failed_at = -math.inf
+
+    def record_success(self, now: float) -> float | None:
+        """Records a success.
+
+        Returns the seconds for which the endpoint failed, if the success closes the breaker.
+        """
+        failed_for_s = now - self._failing_since if self.is_open else None
+        self.is_open, self.given_up, self.probing = False, False, False
+        self.probe_at, self.fault, self._failures = -math.inf, "", 0
+        return failed_for_s
+
+    def record_failure(
+        self, fault: str, now: float, threshold: int, *, probe: bool = False
+    ) -> bool:
+        """Records a failure. Returns whether it opens the breaker.
+
+        Args:
+            fault: Message of the failure.
+            now: Current time.
+            threshold: Failures in a row that open the breaker.
+            probe: Whether the probe failed, which makes the next pause longer.
+        """
+        self._count(now)
+        self.fault = fault
+        if self.is_open:
+            if probe:
+                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+                self.probe_at = now + self._pause_s
+            return False
+        if self._failures < threshold:
+            return False
+        self.is_open = True
+        self._pause_s = self._first_pause_s
+        self.probe_at = now + self._pause_s
+        return True
+
+    def _count(self, now: float) -> None:
+        # After a gap longer than `patience_s`, start counting from zero: no calls were made.
+        if not self._failures or now - self._failed_at > self.patience_s:
+            self._failures, self._failing_since = 0, now
+        self._failures += 1
+        self._failed_at = now
+        # One or two failures are not enough evidence, however far apart they are.
+        patient = self._failures <= 2 or now - self._failing_since < self.patience_s
+        self.given_up = self.given_up or not patient
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one call among those in progress.
+
+    Attributes:
+        epoch: Number of cuts before the call started.
+        probe: Whether the call is a circuit breaker's probe.
+    """
+
+    epoch: int
+    probe: bool = False
+
+
+class AdaptiveLimit:
+    """A limit on calls in progress, in [1, `most`], that adapts to the endpoint.
+
+    The limit L grows with successes, and only while all L slots are in use. Before the first cut,
+    each success adds one (slow start); later, L successes add one. An overload (429, 503) halves
+    L once: rejections of calls that started before the cut belong to the same episode. After any
+    other failure, L does not grow for the next L successes.
+
+    Attributes:
+        most: Upper bound.
+        under_way: Number of slots in use.
+    """
+
+    def __init__(self, most: int, first: int = FIRST_LIMIT) -> None:
+        self.most = most
+        self.under_way = 0
+        self._limit = float(min(most, first))
+        self._cuts = 0
+        self._unmoved = 0
+
+    @property
+    def limit(self) -> int:
+        """Calls that may be in progress now."""
+        return int(self._limit)
+
+    @property
+    def has_room(self) -> bool:
+        return self.under_way < self.limit
+
+    def take(self, *, probe: bool = False) -> Slot:
+        """Counts a call as in progress; the caller checks that there is room."""
+        self.under_way += 1
+        return Slot(self._cuts, probe)
+
+    def give_back(self) -> None:
+        """Counts a call as ended. Record its outcome first."""
+        self.under_way -= 1
+
+    def succeeded(self, slot: Slot) -> None:
+        """Records that the call in `slot` succeeded."""
+        if self._unmoved:
+            self._unmoved -= 1
+        elif slot.epoch == self._cuts and not self.has_room:
+            step = 1.0 / self._limit if self._cuts else 1.0
+            self._limit = min(float(self.most), self._limit + step)
+
+    def overloaded(self, slot: Slot) -> bool:
+        """Records that the call in `slot` was rejected. Returns whether a new episode starts."""
+        if slot.epoch < self._cuts:
+            return False
+        self._cuts += 1
+        self._limit = max(1.0, self._limit / 2)
+        return True
+
+    def record_error(self) -> None:
+        """Records any other failure of a call."""
+        self._unmoved = self.limit
 
 
 class Admission:

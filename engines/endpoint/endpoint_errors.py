@@ -2,16 +2,18 @@
 
 import asyncio
 import errno
+import math
 import re
 import ssl
 import time
 from collections.abc import Iterator
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 
 from base.errors import EndpointError
 from base.http import Redirected, ReplyTooLarge
 from base.terminal_escape import one_line
 from engines.endpoint.retry import FaultKind, TransientError
-from engines.endpoint.retry_after import epoch_s, retry_after_s
 
 _LONGEST_DETAIL = 300
 _LONGEST_LOOKED_AT = 20_000
@@ -175,3 +177,29 @@ def _causes(fault: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
+
+
+def retry_after_s(header: str, now: float) -> float | None:
+    """Returns the requested seconds, at least 0; None if the header is unusable.
+
+    Args:
+        header: Number of seconds or an HTTP date. Anything else counts as absent, including
+            negative and non-finite numbers.
+        now: Seconds since the epoch, by the server's clock. A date in the past means no wait.
+    """
+    try:
+        seconds = float(header)
+    except ValueError:
+        date = epoch_s(header)
+        return None if date is None else max(0.0, date - now)
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def epoch_s(date: str) -> float | None:
+    """Returns an HTTP date in seconds since the epoch; None if it cannot be read."""
+    try:
+        parsed = parsedate_to_datetime(date)
+        # HTTP dates are in UTC, but Python reads a date without a time zone as local time.
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None

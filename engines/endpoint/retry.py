@@ -26,7 +26,7 @@ class RetryPolicy:
         longest_retry_after_s: Longest pause that a server may request.
         budget_share: Retries per success of an endpoint, for all calls together.
         budget_per_s: Additional retries per second.
-        first_probe_s, longest_probe_s: Pauses of the circuit breaker (`engines.endpoint.breaker`).
+        first_probe_s, longest_probe_s: Pauses of the circuit breaker.
         patience_s: Seconds of nothing but failures after which the run ends.
     """
 

@@ -1,7 +1,7 @@
 """Schedules all calls to one endpoint: how many at once, when they start, which are retried.
 
-It combines the adaptive limit (`engines.endpoint.concurrency`), the pause requested by the
-endpoint, the circuit breaker (`engines.endpoint.breaker`) and the retry budget
+It combines the adaptive limit (`engines.endpoint.admission`), the pause requested by the
+endpoint, the circuit breaker (`engines.endpoint.admission`) and the retry budget
 (`engines.endpoint.retry`). All times are in the event loop's time.
 """
 
@@ -14,9 +14,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from base.errors import EndpointError
-from engines.endpoint.admission import Admission
-from engines.endpoint.breaker import CircuitBreaker
-from engines.endpoint.concurrency import AdaptiveLimit, Slot
+from engines.endpoint.admission import AdaptiveLimit, Admission, CircuitBreaker, Slot
 from engines.endpoint.retry import RetryBudget, RetryPolicy, TransientError
 
 T = TypeVar("T")

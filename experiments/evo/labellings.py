@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from agent.actions import is_end
+from agent.state import is_end
 from analysis.table import Sheet, percent
 from experiments.arms import Arm
 from experiments.report import Claim

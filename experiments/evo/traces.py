@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from agent.actions import is_search
+from agent.state import is_search
 from analysis.table import Sheet
 from base.terminal_escape import inert
 from experiments.arms import EvaluatedArm

@@ -9,11 +9,11 @@ from retrieval.similarity import QuerySimilarity
 from rewards.evo_rag.returns import EpisodeRewards, label_returns
 from rewards.evo_rag.schedule import Weights, weights
 from rewards.evo_rag.steps import Gold
+from rewards.judges import Verifier, verifier_prompt_hash
 from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.scheme import NodeEvaluation, RewardScheme
 from rewards.settings import EvoRagSettings
-from rewards.verifier import Verifier, verifier_prompt_hash
 from storage.records import Question, TreeNode
 
 

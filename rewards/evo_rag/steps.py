@@ -191,7 +191,7 @@ def step_rewards(
 
     Args:
         steps: Trajectory up to and including the step to judge.
-        horizon: T of p(t) = t / T, in policy calls, unless `action_horizon` is set.
+        horizon: T of p(t) = t / T, in policy calls.
         verdict: Verdict on whether the evidence suffices; None without one.
         verified: Whether a verifier is used; otherwise the gold documents decide.
     """
@@ -200,7 +200,6 @@ def step_rewards(
         step, before, similarity, negative_earns=settings.negative_cosine == "earns"
     )
     known = verdict if verified else sufficient_by_gold(before, gold)
-    p = before.t / (settings.action_horizon or horizon)
     return {
         "retrieval": retrieval_bonus(
             step,
@@ -209,7 +208,9 @@ def step_rewards(
             novel=settings.retrieval_bonus == "novel",
             unanswerable_missed=settings.unanswerable_search == "missed",
         ),
-        "action": retrieval_action(step, p, overlap, threshold=settings.overlap_threshold),
+        "action": retrieval_action(
+            step, before.t / horizon, overlap, threshold=settings.overlap_threshold
+        ),
         "overlap": overlap,
         "backtrack": backtrack_penalty(step),
         "refusal": refusal_reward(

@@ -11,7 +11,7 @@ from base.errors import BranchwiseError, StorageError
 from engines.settings import JudgeSettings
 from evaluation.run import Evaluated, askable
 from evaluation.settings import EvaluationJudge
-from rewards.answer_judge import AnswerJudge, answer_judge_hash
+from rewards.judges import AnswerJudge, answer_judge_hash
 from runs.evaluation.candidates import Candidate
 from runs.factories import open_engine
 from runs.folder import Run

@@ -24,8 +24,8 @@ from runs.recipe import Recipe
 from runs.stage import Gate, StageContext, listed
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
-from training.grpo.advantages import has_spread
 from training.grpo.canary import Canary
+from training.grpo.loss import has_spread
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch, batch_indices
 from training.packing import StepTokens
 
@@ -224,7 +224,7 @@ class Rollouts:
         if outcome.total is None:
             return None
         row = score_trajectory(question, trajectory, environment, policy=PATH)
-        rollout = Rollout(question.id, _calls(trajectory), outcome.total, row.em == 1.0)
+        rollout = Rollout(question.id, _calls(trajectory), outcome.total)
         return ScoredRollout(rollout, outcome, row)
 
     async def _dev(self, environment: Environment, number: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from base.errors import ConfigError
 from runs.annotation.stored_trees import StoredTree, stored_trees
 from runs.folder import Run
 from storage.records import NO_PARENT, Question
-from training.grpo.advantages import has_spread
+from training.grpo.loss import has_spread
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch, batch_indices
 from training.packing import StepTokens
 from weights.chat_template import prompt_ids, target_ids
@@ -77,9 +77,7 @@ def _groups_of(run: Run, tree: StoredTree, tokenizer: Any) -> list[Group]:
             continue
         ids = node.token_ids or target_ids(node.text, tokenizer, protocol.stops, cut=node.cut)
         prompt = prompt_ids(protocol.prompt(tree.states[node.parent_id]), tokenizer)
-        rollout = Rollout(
-            node.question_id, (PolicyCall(StepTokens(prompt, ids)),), node.reward, node.em == 1.0
-        )
+        rollout = Rollout(node.question_id, (PolicyCall(StepTokens(prompt, ids)),), node.reward)
         siblings.setdefault(node.parent_id, {})[ids] = rollout
     groups = (tuple(group.values()) for group in siblings.values())
     return [group for group in groups if has_spread([one.reward for one in group])]

@@ -124,14 +124,6 @@ async def test_the_last_call_is_not_forced_and_its_search_is_not_run() -> None:
     assert (end.stop_reason, end.state.forced, end.state.answer) == ("budget", False, None)
 
 
-async def test_max_total_tokens_ends_a_trajectory() -> None:
-    """The second call reads Q?>[x]{p} (9 tokens) and writes [y] (3)."""
-    for most, calls in ((12, 2), (13, 3)):
-        end, _ = await followed("[x]", "[y]", "(z)", max_total_tokens=most)
-        assert len(end.moves) == calls
-    assert end.stop_reason == "answer"
-
-
 async def test_segments_name_the_author_and_the_prompt_holds_the_turn() -> None:
     end, _ = await followed("[x]", "cut…", "(y)")
     protocol = Pausing()

@@ -7,13 +7,13 @@ from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
 from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine
 
-from agent.actions import is_search
 from agent.arena import supporting_numbers
 from agent.environment import Environment
 from agent.protocol import root_of
 from agent.protocols import protocol_of
 from agent.segments import Segment
 from agent.settings import AgentSettings
+from agent.state import is_search
 from engines.sampling import Sampling
 from evaluation.scoring import valid_searches
 from storage.records import Paragraph

@@ -156,9 +156,6 @@ def pairs_of_two_states(**settings: Any) -> tuple[list[tuple[int, int]], Counter
         ({"same_action": True}, [(2, 3), (4, 5)], {"unlike_actions": 2}),
         ({"max_length_ratio": 1.5}, [(2, 1), (3, 1), (2, 3)], {"unlike_lengths": 1}),
         ({"max_length_ratio": 1}, [], {"unlike_lengths": 4}),
-        # "a city" and "Paris, a city" have two distinct words in all, and share one: "city".
-        ({"max_similarity": 0.4}, [(2, 1), (3, 1), (2, 3)], {"same_words": 1}),
-        ({"max_similarity": 0.5}, [(2, 1), (3, 1), (2, 3), (4, 5)], {}),
         ({"per_state": "extremes"}, [(2, 1), (4, 5)], {"not_extreme": 2}),
         # The gaps are 0.7, 0.3, 0.4 and 0.4; equal gaps are taken in the order of the nodes.
         ({"max_per_question": 1}, [(2, 1)], {"over_max_per_question": 3}),

@@ -7,9 +7,8 @@ from email.utils import formatdate
 import pytest
 
 from base.errors import EndpointError
-from engines.endpoint.endpoint_errors import to_endpoint_error
+from engines.endpoint.endpoint_errors import retry_after_s, to_endpoint_error
 from engines.endpoint.retry import FaultKind, TransientError
-from engines.endpoint.retry_after import retry_after_s
 
 NOON = 1_800_000_000.0
 

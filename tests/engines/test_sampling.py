@@ -3,14 +3,19 @@
 from dataclasses import fields, replace
 from typing import Any
 
+import pytest
+
 from engines.sampling import (
     CallIdentity,
     SampleRequest,
     Sampling,
     Structure,
+    Usage,
     call_key,
+    cost_usd,
     prompt_digest,
 )
+from engines.settings import Price
 from storage.records import Message
 
 REQUEST = SampleRequest(
@@ -69,3 +74,10 @@ def test_keys_of_earlier_runs_do_not_change() -> None:
     plain = replace(constrained, structure=None)
     assert call_key(plain, "digest") == "4659c4aeec6f52179ca50ae2da6bae58"
     assert prompt_digest(plain) == "0867369f55a47c2837b29ccaa825631b"
+
+
+def test_cost_depends_on_cached_tokens_and_price() -> None:
+    usage = Usage(input_tokens=1_000_000, cached_tokens=400_000, output_tokens=100_000)
+    assert cost_usd(usage, Price(input=1.0, cached=0.1, output=5.0)) == pytest.approx(1.14)
+    assert cost_usd(usage, Price(input=1.0, output=5.0)) == pytest.approx(1.5)
+    assert cost_usd(usage, None) is None

@@ -11,8 +11,7 @@ from agent.protocols import protocol_of
 from agent.settings import AgentSettings
 from engines.sampling import Capabilities, Sampling
 from evaluation.run import Answering
-from evaluation.scoring import score_trajectory
-from rewards.verdicts import VERDICTS
+from evaluation.scoring import VERDICTS, score_trajectory
 from storage.records import Prediction
 
 REACHED = [case for case in CASES if f"{case.system}-{case.name}" not in UNREACHABLE]

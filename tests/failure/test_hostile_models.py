@@ -18,8 +18,8 @@ from strange_files import Strange, endless, pipe, sparse
 from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
-from weights.embedded_models import check_embedded
 from weights.policy_files import load_policy, policy_files, validated_policy_files
+from weights.policy_gguf import check_embedded
 
 pytestmark = pytest.mark.failure
 

@@ -7,8 +7,8 @@ from scripted_engine import ScriptedRetriever
 
 from base.errors import ConfigError, StorageError
 from retrieval import index
-from retrieval.cached import CachedRetriever
 from retrieval.index import open_retriever
+from retrieval.interface import CachedRetriever
 from retrieval.passages import corpus_hash
 from retrieval.settings import RetrievalSettings
 from storage.records import Passage, RetrievedPassage

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_records import a_question
 
-from rewards.answers import contains, cover_em, exact_match, f1, normalise, supporting_recall
+from rewards.answers import (
+    contains,
+    cover_em,
+    exact_match,
+    f1,
+    guessable,
+    normalise,
+    supporting_recall,
+)
 from rewards.outcome import AnswerScores
 
 TEXT = st.text(alphabet="aAnthe ,.-_'!0123ßéİ\t\n", max_size=24)
@@ -137,3 +145,23 @@ def test_a_blank_answer_is_wrong_even_if_the_gold_has_no_token() -> None:
     question = a_question(answers=(")",))
     assert AnswerScores.in_benchmark(" ", question) == (0, 0, 0)
     assert AnswerScores.in_benchmark(")", question) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("question", "answers", "given_away"),
+    [
+        ("Is Oslo larger than Bergen?", ("Yes",), True),
+        ("Who is older, Ada Lovelace or Mary Shelley?", ("Mary Shelley",), True),
+        ("Who is older, Ada Lovelace or Mary Shelley?", ("Shelley", "Mary Shelley!"), True),
+        ("Who is older, Mary Ann Shelley or Ada?", ("Mary Shelley",), False),
+        ("Which shell is larger, nautilus or conch?", ("hell",), False),
+        ("Where was Ada Lovelace born?", ("London",), False),
+        ("Where was The The founded?", ("The",), False),
+        ("Who was the noanswer of no?", ("noanswer",), False),
+        ("What is unknown?", (), False),
+    ],
+)  # fmt: skip
+def test_guessable_questions_contain_their_answer_or_ask_yes_or_no(
+    question: str, answers: tuple[str, ...], given_away: bool
+) -> None:
+    assert guessable(question, answers) is given_away

@@ -155,19 +155,6 @@ def test_the_time_of_the_action_penalty_is_0_based_and_counts_every_call(
         assert free == list(range(len(earlier), last_free + 1))
 
 
-def test_the_action_penalty_can_have_its_own_horizon() -> None:
-    """The search at t = 3 is early for a horizon of 20 and late for an action horizon of 10."""
-
-    def action(horizon: int | None) -> float | None:
-        rewards = step_rewards(
-            [search("a")] * 4, GOLD, EvoRagSettings(action_horizon=horizon),
-            horizon=20, similarity=lambda query, others: 1.0,
-        )  # fmt: skip
-        return rewards["action"]
-
-    assert (action(None), action(10)) == (0.0, -1.0)
-
-
 # Back-track penalty and step cost: −1[a_t = BACKTRACK], and −1.
 
 

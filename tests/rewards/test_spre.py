@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sample_records import a_question
 
-from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree, trajectory_digest
 from runs.recipe import Recipe
@@ -187,22 +186,9 @@ def test_rollouts_with_equal_trajectories_count_as_one_outcome() -> None:
     assert evidence(nodes, "rollout")[1] == (1, 1, 3)
 
 
-def test_invalid_rollouts_are_ignored_or_count_as_0() -> None:
+def test_invalid_rollouts_are_ignored() -> None:
     nodes = tree()
     own = (*nodes[1].rollouts, rollout(None, 2, "z").model_copy(update={"draw": 1}))
     nodes[1] = nodes[1].model_copy(update={"rollouts": own})
-
-    def label(setting: str) -> Label:
-        settings = SpreSettings.model_validate({"invalid_rollouts": setting})
-        return label_tree(nodes, GOLD, settings, "rollout")[1]
-
-    assert (label("ignored").reward, label("ignored").n_outcomes) == (pytest.approx(0.729), 1)
-    assert (label("zero").reward, label("zero").n_outcomes) == (pytest.approx(0.729 / 2), 2)
-    # Invalid actions have no content, so both trajectories have one digest; both count.
-    twin = (*own, rollout(None, 2, "z").model_copy(update={"draw": 2}))
-    nodes[1] = nodes[1].model_copy(update={"rollouts": twin})
-    whole = label_tree(nodes, GOLD, SpreSettings(invalid_rollouts="zero"), "monte_carlo")[1]
-    # Also at or below node 1: an invalid rollout of node 3 and a wrong one of node 4.
-    assert (whole.reward, whole.n_outcomes) == (pytest.approx(0.729 / 5), 5)
-    # All of the k rollouts of node 3 are invalid: its mean is 0.
-    assert rewards("rollout", invalid_rollouts="zero")[3] == 0.0
+    label = label_tree(nodes, GOLD, SpreSettings(), "rollout")[1]
+    assert (label.reward, label.n_outcomes) == (pytest.approx(0.729), 1)

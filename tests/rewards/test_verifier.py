@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine
 from agent.state import State
 from engines.sampling import Capabilities, FinishReason, Usage
 from engines.settings import JudgeSettings
-from rewards.verifier import Verifier, verifier_prompt_hash
+from rewards.judges import Verifier, verifier_prompt_hash
 
 QUESTION = a_question(
     answers=("CANARY",), supporting_ids=("CANARY",), supporting_titles=("CANARY",), type="CANARY"

@@ -174,7 +174,7 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
         ("name: x\npairs: {actions: []}\n", "pairs.actions"),
         ("name: x\npairs: {max_length_ratio: 0.5}\n", "pairs.max_length_ratio"),
         ("name: x\ntraining: {dpo: {batch_size: 8, micro_batch: 3}}\n", "training.dpo"),
-        ("name: x\ntraining: {warm_start: {traces: {detour: 0.1}}}\n", "is `reasonrag`; remove it"),
+        ("name: x\ntraining: {warm_start: {answer_only: true}}\n", "is `reasonrag`; remove it"),
         ("name: x\ndata: {questions: q.jsonl}\n", "remove `questions`"),
         ("name: ../../etc\n", "`name`"),
         ("seed: 3\n", "`name` is missing"),

@@ -159,26 +159,21 @@ def test_tree_groups_contain_the_labelled_siblings_of_a_state(run: Run) -> None:
         assert len({one.calls[0].tokens.prompt for one in group}) == 1
 
 
-def test_tree_groups_use_the_sampled_tokens_reward_and_em_of_a_node(
+def test_tree_groups_use_the_sampled_tokens_and_reward_of_a_node(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sampled(run: Run, table: str) -> Iterator[StoredTree]:
         for tree in stored_trees(run, table):
-            nodes = [
-                node.model_copy(update={"token_ids": (node.node_id,), "em": node.node_id % 2})
-                for node in tree.nodes
-            ]
+            nodes = [node.model_copy(update={"token_ids": (node.node_id,)}) for node in tree.nodes]
             yield replace(tree, nodes=nodes)
 
     rewards = {(t.question.id, n.node_id): n.reward for t in stored_trees(run) for n in t.nodes}
     monkeypatch.setattr("runs.training.tree_groups.stored_trees", sampled)
     found = tree_groups(run, "trees", load_tokenizer(packaged_gguf()))
     steps = [one for _, groups in found for group in groups for one in group]
-    assert {one.is_right for one in steps} == {True, False}
     for one in steps:
         (node_id,) = one.calls[0].tokens.step
         assert one.reward == rewards[one.question_id, node_id]
-        assert one.is_right == (node_id % 2 == 1)
 
 
 def test_tree_groups_add_no_end_of_turn_token_to_a_cut_reply(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from base.errors import ConfigError
-from rewards.guessable import guessable
+from rewards.answers import guessable
 from sources.load import Data, load_data
 from sources.readers import read_set
 from sources.reading import ReadingRow

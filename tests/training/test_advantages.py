@@ -7,14 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.grpo.advantages import (
+from training.grpo.loss import (
+    Estimator,
+    TokenMeans,
+    clipped_loss,
     discounted_returns,
+    divergence,
     group_advantages,
     has_spread,
+    is_clipped,
     leave_one_out,
     standardised,
 )
-from training.grpo.loss import Estimator, TokenMeans, clipped_loss, divergence, is_clipped
 
 ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3")
 REWARDS = st.lists(st.floats(-13, 13), min_size=2, max_size=16)

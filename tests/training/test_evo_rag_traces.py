@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,15 +19,15 @@ from retrieval.settings import RetrievalSettings
 from sources.atlas import build_corpus, build_questions
 from storage.records import Passage, Question
 from training.examples import StepExample
-from training.settings import TraceSettings
 from training.warm_start.evo_rag import NOTHING_FOUND
 from training.warm_start.hops import queries_about
+from training.warm_start.trace_builder import WASTEFUL, Habits
 from training.warm_start.traces import Traces, build_traces
 
 TOP_K = 2
 PROTOCOL = EvoRAG()
-ALWAYS = TraceSettings(redundant=1, detour=1, backtrack=1, give_up=0)
-NEVER = TraceSettings(redundant=0, detour=0, backtrack=0, give_up=0)
+ALWAYS = Habits(redundant=1, detour=1, backtrack=1, give_up=0)
+NEVER = Habits()
 PASSAGES = [
     Passage(id="lima", title="Lima", text="Lima is a city in Peru. It has a port."),
     Passage(id="lima-2", title="Lima Duarte", text="Lima Duarte is a town in Brazil."),
@@ -62,13 +63,13 @@ def unanswerable(**changes: object) -> Question:
 async def traces_of(
     shelf: Retriever,
     *questions: Question,
-    settings: TraceSettings = ALWAYS,
+    habits: Habits = ALWAYS,
     max_steps: int = 10,
     seed: int = 0,
 ) -> Traces:
     corpus = {p.id: p for p in PASSAGES}
     return await build_traces(
-        questions, corpus, PROTOCOL.with_budget(max_steps), shelf, seed, TOP_K, settings=settings
+        questions, corpus, PROTOCOL.with_budget(max_steps), shelf, seed, TOP_K, habits=habits
     )
 
 
@@ -79,7 +80,7 @@ def unforced(traces: Traces) -> list[str]:
 
 
 async def test_the_shortest_trace_notes_the_evidence_of_each_search(shelf: Retriever) -> None:
-    made = await traces_of(shelf, two_hops(), settings=NEVER)
+    made = await traces_of(shelf, two_hops(), habits=NEVER)
     assert unforced(made) == [
         "<search>Lima</search>",
         "<note>Lima is in Peru</note><search>Peru money</search>",
@@ -145,7 +146,7 @@ async def test_unanswerable_questions_are_refused_after_one_to_three_searches(
 ) -> None:
     searches = set()
     for seed in range(20):
-        made = await traces_of(shelf, unanswerable(), settings=NEVER, seed=seed)
+        made = await traces_of(shelf, unanswerable(), habits=NEVER, seed=seed)
         *tries, end = made.examples
         assert end.target == f"<note>{NOTHING_FOUND}</note><refuse/>"
         queries = re.findall(r"<search>(.*?)</search>", " ".join(e.target for e in tries))
@@ -167,8 +168,8 @@ async def test_needless_searches_leave_enough_steps_for_the_refusal(
 
 
 async def test_give_up_traces_refuse_after_the_first_hop(shelf: Retriever) -> None:
-    giving_up = NEVER.model_copy(update={"give_up": 1.0})
-    made = await traces_of(shelf, two_hops(), settings=giving_up)
+    giving_up = replace(NEVER, give_up=1.0)
+    made = await traces_of(shelf, two_hops(), habits=giving_up)
     assert unforced(made) == ["<search>Lima</search>", "<note>Lima is in Peru</note><refuse/>"]
     assert made.counts["refusals: given up"] == 1
 
@@ -191,9 +192,9 @@ async def test_questions_without_a_possible_trace_are_skipped_and_counted(shelf:
 
 
 async def test_a_trace_does_not_depend_on_the_other_questions(shelf: Retriever) -> None:
-    settings = TraceSettings()
-    alone = await traces_of(shelf, two_hops(id="b"), settings=settings)
-    beside = await traces_of(shelf, unanswerable(id="a"), two_hops(id="b"), settings=settings)
+    habits = WASTEFUL
+    alone = await traces_of(shelf, two_hops(id="b"), habits=habits)
+    beside = await traces_of(shelf, unanswerable(id="a"), two_hops(id="b"), habits=habits)
     assert [e for e in beside.examples if e.question_id == "b"] == alone.examples
 
 
@@ -277,7 +278,7 @@ async def test_default_traces_contain_needless_searches_and_backtracks(atlas: At
     questions, corpus, retriever = atlas
     made = await build_traces(questions.values(), corpus, PROTOCOL, retriever, 0, TOP_K)
     bare = await build_traces(
-        questions.values(), corpus, PROTOCOL, retriever, 0, TOP_K, settings=NEVER
+        questions.values(), corpus, PROTOCOL, retriever, 0, TOP_K, habits=NEVER
     )
     assert made.counts["searches"] > 1.4 * bare.counts["searches"]
     assert made.counts["backtracks"] > 0.5 * made.counts["traces"]

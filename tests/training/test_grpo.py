@@ -61,7 +61,7 @@ class RandomRollouts:
             PolicyCall(StepTokens((*prompt, *first, 5, 6), second), (-9.0,) * 3),
         )
         paid = float(draw % 2) if self.reward is None else self.reward
-        return Rollout(str(question), calls, paid, paid > 0)
+        return Rollout(str(question), calls, paid)
 
 
 def settings(**changes: Any) -> TrainingSettings:

@@ -15,12 +15,11 @@ from storage.records import Message, Pair
 from training.arguments import in_bfloat16
 from training.curves import read_metrics
 from training.examples import StepExample
-from training.packing import StepTokens, packed_batch
+from training.packing import StepTokens, enable_packed_forward, packed_batch
 from training.preference.dpo import train_dpo
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
 from training.training_run import TrainingRun
-from training.tree_attention import enable_packed_forward
 
 pytestmark = [
     pytest.mark.model,

@@ -59,7 +59,7 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
             for of in ("logps", "rewards")
             for side in ("chosen", "rejected")
         ),
-        # training/tree_attention.py and likelihood.py: keys that we add reach the backbone.
+        # training/packing.py and likelihood.py: keys that we add reach the backbone.
         (DPOTrainer, r"model\(\*\*model_kwargs, labels=labels, fused_lm_head=True\)"),
         (DPOTrainer, r"outputs\.log_probs"),
         # training/arguments.py

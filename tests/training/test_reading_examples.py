@@ -10,7 +10,7 @@ from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
 from agent.settings import AgentSettings
 from storage.records import Passage, Question, RetrievedPassage
-from training.settings import ReadingSettings, TraceSettings
+from training.settings import ReadingSettings
 from training.warm_start.reading import StagedSearch, build_reading
 from training.warm_start.traces import Traces
 
@@ -73,7 +73,6 @@ async def read(
         Ranked(*order),
         seed=0,
         top_k=3,
-        traces=TraceSettings(),
         reading=settings,
     )
 

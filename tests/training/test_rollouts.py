@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.grpo.advantages import advantages_of
+from training.grpo.loss import advantages_of
 from training.grpo.rollouts import (
     PolicyCall,
     Rollout,
@@ -23,7 +23,7 @@ from training.settings import GrpoSettings
 from weights.prefix_tree import prefix_tree
 
 
-def rollout(reward: float, *lengths: int, question: str = "q", right: bool = False) -> Rollout:
+def rollout(reward: float, *lengths: int, question: str = "q") -> Rollout:
     """Returns a rollout of one turn; each prompt adds two inserted tokens to the previous call."""
     prompt: tuple[int, ...] = (1, 2, 3)
     calls, next_id = [], 10 + int(100 * reward)
@@ -31,7 +31,7 @@ def rollout(reward: float, *lengths: int, question: str = "q", right: bool = Fal
         sampled = tuple(range(next_id, next_id + length))
         calls.append(PolicyCall(StepTokens(prompt, sampled)))
         prompt, next_id = (*prompt, *sampled, 7, 8), next_id + length
-    return Rollout(question, tuple(calls), reward, right)
+    return Rollout(question, tuple(calls), reward)
 
 
 def flat(rollouts: Sequence[Rollout], value: float = 1.0) -> list[list[float]]:
@@ -69,15 +69,6 @@ def test_advantages_are_split_by_call_with_their_tokens() -> None:
     assert [row.tokens for row in rows] == [call.tokens for call in one.calls]
 
 
-def test_the_divergence_can_apply_to_wrong_answers_only() -> None:
-    rollouts = [rollout(1, 1, right=True), rollout(0, 1)]
-    kl_on = {
-        which: [row.kl_applies for row in rows_of(rollouts, flat(rollouts), kl_on=which)]
-        for which in ("all", "wrong")
-    }
-    assert kl_on == {"all": [True, True], "wrong": [False, True]}
-
-
 def test_the_calls_of_a_turn_form_one_path_in_the_prefix_tree() -> None:
     one = rollout(1, 4, 3)
     last = one.calls[-1].tokens
@@ -98,14 +89,11 @@ def test_drawn_rows_are_reweighted_for_the_rows_left_out(most: int, seed: int) -
 
 
 @pytest.mark.parametrize("most", [None, 5])
-def test_drawn_rows_keep_the_engines_logprobs_and_kl_applies(
-    most: int | None,
-) -> None:
-    one = rollout(1, 2, right=True)
+def test_drawn_rows_keep_the_engines_logprobs(most: int | None) -> None:
+    one = rollout(1, 2)
     call = replace(one.calls[0], logprobs=(-0.5, -0.25))
-    rows = rows_of([replace(one, calls=(call,))], [[1.0, 1.0]], kl_on="wrong")
-    (row,) = drawn(rows, most, "0")
-    assert (row.logprobs, row.kl_applies) == ((-0.5, -0.25), False)
+    (row,) = drawn(rows_of([replace(one, calls=(call,))], [[1.0, 1.0]]), most, "0")
+    assert row.logprobs == (-0.5, -0.25)
 
 
 def test_groups_without_spread_and_single_rollouts_have_no_advantages() -> None:

@@ -12,9 +12,8 @@ from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from storage.records import Passage, Question, QuestionKey, RetrievedPassage
 from training.warm_start.hops import best_sentence, hops_of
-from training.warm_start.reasonrag import NOTHING_FOUND
-from training.warm_start.search import NOT_FOUND
 from training.warm_start.traces import Traces, build_traces
+from training.warm_start.walks import NOT_FOUND, NOTHING_FOUND
 
 LIMA = Passage(id="lima", title="Lima", text="Lima is a city in Peru. It has a port.")
 PERU = Passage(id="peru", title="Peru", text="Peru lies in America. It pays with the Sol.")

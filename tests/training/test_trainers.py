@@ -376,10 +376,11 @@ def test_the_gguf_of_a_fully_trained_policy_keeps_the_trained_change(
 def test_a_model_that_the_embedded_engine_cannot_run_is_exported_without_gguf(
     started: Path, tmp_path: Path
 ) -> None:
-    report = export_policy(str(started), tmp_path)
+    trained = shutil.copytree(started, tmp_path / "trained")
+    report = export_policy(str(trained))
     assert [written.form for written in report.exported] == ["safetensors"]
     assert "llama.block_count" in (report.left_out or "")
-    assert not (tmp_path / "policy.gguf").exists()
+    assert not (trained / "policy.gguf").exists()
 
 
 def test_an_export_of_the_untrained_policy_is_refused(
@@ -394,7 +395,7 @@ def test_an_export_of_the_untrained_policy_is_refused(
     monkeypatch.setattr(export, "_write_gguf", forgetful)
     monkeypatch.setattr(export, "check_embedded", lambda files: None)
     with pytest.raises(StorageError, match=r"policy.gguf: the trained change .* is lost"):
-        export_policy(str(started), tmp_path)
+        export_policy(str(shutil.copytree(started, tmp_path / "trained")))
 
 
 def test_an_adapter_folder_names_no_path_of_the_machine(started: Path) -> None:

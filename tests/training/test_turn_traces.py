@@ -27,8 +27,8 @@ from runs.recipe_file import load_recipe
 from sources.atlas import build_corpus, build_questions
 from storage.records import Passage, Question
 from training.examples import StepExample, tokenise
-from training.warm_start.search import USELESS
 from training.warm_start.traces import Traces, build_traces
+from training.warm_start.walks import USELESS
 from weights.chat_template import prompt_ids
 from weights.policy_files import load_tokenizer, packaged_gguf
 
@@ -175,8 +175,8 @@ async def test_traces_of_a_recipe_fit_its_limits(atlas: Atlas, tokenizer: Any, n
     by = protocol_of(recipe.agent)
     made = await traces_of(atlas, by, recipe.retrieval.top_k)
     tokens = tokenise(made.examples, tokenizer, by.stops)
-    assert max(map(len, tokens)) <= recipe.training.warm_start.max_length
-    assert max(len(one.target) for one in tokens) <= recipe.policy.max_new_tokens
+    assert max(len(one.whole) for one in tokens) <= recipe.training.warm_start.max_length
+    assert max(len(one.step) for one in tokens) <= recipe.policy.max_new_tokens
 
 
 @pytest.mark.model

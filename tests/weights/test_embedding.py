@@ -137,7 +137,7 @@ def test_the_tokens_of_a_step_equal_those_of_policy_training() -> None:
     texts = ("<search>Ōsaka</search>", "<refuse/>")
     examples = tokenise([StepExample(messages, t, "q", "reasoning") for t in texts], tokenizer)
     tokens = FrozenEncoder(PACKAGED).tokens([Prefix(messages, text) for text in texts])
-    assert tokens == [(*one.prompt, *one.target) for one in examples]
+    assert tokens == [one.whole for one in examples]
 
 
 def test_an_encoder_without_a_chat_template_gets_the_plain_texts(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from tiny_models import KINDS, random_model
 from transformers import MistralConfig, MistralForCausalLM
 
 from base.errors import ConfigError
-from training.packing import StepTokens, packed_batch, padded_batch
-from training.tree_attention import enable_packed_forward
+from training.packing import StepTokens, enable_packed_forward, packed_batch, padded_batch
 from weights import tree_attention
 from weights.prefix_tree import prefix_tree
 from weights.tree_attention import TREE_SDPA, subtrees

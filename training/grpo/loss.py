@@ -1,13 +1,29 @@
-"""The clipped policy-gradient loss, and estimates of the divergence from the start.
+"""Advantages of rollouts (GRPO, RLOO, REINFORCE++), the clipped policy-gradient loss, and estimates
+of the divergence from the start.
 
-All tensors are flat, with one entry for each token that the policy sampled. Tokens of the
-environment are left out, so they are neither trained on nor counted.
+A group is all rollouts of one question. All tensors are flat, with one entry for each token that
+the policy sampled. Tokens of the environment are left out, so they are neither trained on nor
+counted.
 """
 
 import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from statistics import fmean, pstdev, stdev
 from typing import Any, Literal
 
+from training.grpo.rollouts import Rollout
+from training.packing import StepTokens
+from training.settings import GrpoSettings
+
 Estimator = Literal["k1", "k2", "k3"]
+Scale = Literal["std", "none"]
+
+EPSILON = 1e-4
+"""Term added to the standard deviation of a group (TRL's value)."""
+ROUNDING = 1e-9
+"""Standard deviation of values below which they are equal: means of equal rewards round."""
 
 
 def clipped_loss(ratio: Any, advantages: Any, clip: float) -> Any:
@@ -64,3 +80,111 @@ class TokenMeans:
         sums = self._sums.items()
         found = {name: total / self._counts[name] for name, total in sums if self._counts[name]}
         return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def has_spread(rewards: Sequence[float]) -> bool:
+    """Returns whether the rewards of a group differ; otherwise it teaches nothing."""
+    return len(rewards) > 1 and max(rewards) > min(rewards)
+
+
+def group_advantages(rewards: Sequence[float], scale: Scale = "std") -> list[float]:
+    """Returns (r − mean) / (std + ε) for each rollout of a group (GRPO; DeepSeekMath, section 4.1).
+
+    Args:
+        rewards: Rewards of at least two rollouts.
+        scale: `std` divides by the sample standard deviation; `none` does not (Dr. GRPO).
+    """
+    mean = fmean(rewards)
+    divisor = stdev(rewards) + EPSILON if scale == "std" else 1.0
+    return [(reward - mean) / divisor for reward in rewards]
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """Returns each reward minus the mean of its group's others (RLOO; Ahmadian et al. 2024)."""
+    total, others = sum(rewards), len(rewards) - 1
+    return [reward - (total - reward) / others for reward in rewards]
+
+
+def discounted_returns(reward: float, log_ratios: Sequence[float], beta: float) -> list[float]:
+    """Returns R_t = r − β · Σ_{s ≥ t} d_s for each policy token of a rollout (REINFORCE++, γ = 1).
+
+    Args:
+        reward: Reward of the rollout, minus the baseline.
+        log_ratios: d = log π_old − log π_ref of each policy token, in nats.
+        beta: Weight of the divergence.
+    """
+    to_go = list(accumulate(reversed(log_ratios)))[::-1]
+    return [reward - beta * divergence for divergence in to_go]
+
+
+def standardised(rollouts: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Returns (x − mean) / std over all tokens of all rollouts, in the shape of the input.
+
+    REINFORCE++'s normalisation of its advantages. Values that are equal, except for rounding, give
+    zeros.
+    """
+    flat = [value for rollout in rollouts for value in rollout]
+    mean, deviation = fmean(flat), pstdev(flat)
+    if deviation < ROUNDING:
+        return [[0.0] * len(rollout) for rollout in rollouts]
+    return [[(value - mean) / deviation for value in rollout] for rollout in rollouts]
+
+
+def advantages_of(
+    groups: Sequence[Sequence[Rollout]],
+    settings: GrpoSettings,
+    log_ratios: Mapping[StepTokens, Sequence[float]] | None = None,
+) -> list[tuple[Rollout, list[float]]]:
+    """Returns all rollouts, each with the advantages of its sampled tokens.
+
+    They are 0 for a rollout without others in its group, and in groups without spread, apart from
+    the divergence. REINFORCE++ standardises over the whole batch instead.
+
+    Args:
+        log_ratios: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
+            from the reward.
+    """
+    beta = settings.beta if settings.kl_in == "reward" and log_ratios is not None else 0.0
+    if settings.algorithm == "reinforce++":
+        return _reinforce(groups, settings, log_ratios, beta)
+    rloo = settings.algorithm == "rloo"
+    compare = leave_one_out if rloo else partial(group_advantages, scale=settings.scale)
+    centred = leave_one_out if rloo else partial(group_advantages, scale="none")
+    found = []
+    for group in groups:
+        rewards = [rollout.reward for rollout in group]
+        advantages = compare(rewards) if has_spread(rewards) else [0.0] * len(group)
+        if beta and len(group) > 1:
+            # Scaled by a deviation of its own, the divergence would count fully at any beta.
+            costs = [beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group]
+            advantages = [a - c for a, c in zip(advantages, centred(costs), strict=True)]
+        found += [
+            (rollout, [advantage] * rollout.sampled)
+            for rollout, advantage in zip(group, advantages, strict=True)
+        ]
+    return found
+
+
+def _reinforce(
+    groups: Sequence[Sequence[Rollout]],
+    settings: GrpoSettings,
+    log_ratios: Mapping[StepTokens, Sequence[float]] | None,
+    beta: float,
+) -> list[tuple[Rollout, list[float]]]:
+    rollouts, returns = [], []
+    for group in groups:
+        by_group = settings.baseline == "group"
+        baseline = fmean(rollout.reward for rollout in group) if by_group and group else 0.0
+        for rollout in group:
+            rollouts.append(rollout)
+            gained = rollout.reward - baseline
+            returns.append(discounted_returns(gained, _of_tokens(rollout, log_ratios), beta))
+    return list(zip(rollouts, standardised(returns), strict=True)) if rollouts else []
+
+
+def _of_tokens(
+    rollout: Rollout, log_ratios: Mapping[StepTokens, Sequence[float]] | None
+) -> list[float]:
+    if log_ratios is None:
+        return [0.0] * rollout.sampled
+    return [value for call in rollout.calls for value in log_ratios[call.tokens]]

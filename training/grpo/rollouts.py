@@ -35,13 +35,11 @@ class Rollout:
 
     Attributes:
         reward: Total reward under the reward scheme.
-        is_right: Whether its answer is a gold answer.
     """
 
     question_id: str
     calls: tuple[PolicyCall, ...]
     reward: float
-    is_right: bool = False
 
     @property
     def sampled(self) -> int:
@@ -69,14 +67,12 @@ class TrainingRow:
     Attributes:
         advantages: Advantage of each sampled token.
         weight: Weight of each sampled token in the loss of the update.
-        kl_applies: Whether its divergence from the start counts in the loss.
         logprobs: Log-probabilities of the sampled tokens under the engine's model, or None.
     """
 
     tokens: StepTokens
     advantages: tuple[float, ...]
     weight: float
-    kl_applies: bool = True
     logprobs: tuple[float, ...] | None = None
 
 
@@ -98,36 +94,30 @@ def rows_of(
     advantages: Sequence[Sequence[float]],
     *,
     aggregation: Literal["rollout", "token"] = "rollout",
-    kl_on: Literal["all", "wrong"] = "all",
     has_kl: bool = True,
 ) -> list[TrainingRow]:
     """Returns the rows of one update that have a gradient.
 
     Rollouts with advantages of 0 count in the means of the loss, as in TRL's. Their rows are left
-    out unless their divergence counts.
+    out unless the loss has a divergence.
 
     Args:
         rollouts: All rollouts of the update.
         advantages: Advantages of the sampled tokens of each rollout, call after call.
         aggregation: `rollout` weights a token by 1 / (rollouts · tokens of its rollout), `token`
             by 1 / tokens of all rollouts.
-        kl_on: Rollouts whose divergence from the start counts.
-        has_kl: Whether the loss has a divergence.
+        has_kl: Whether the loss has a divergence from the start.
     """
     tokens = sum(rollout.sampled for rollout in rollouts)
     rows = []
     for rollout, own in zip(rollouts, advantages, strict=True):
         share = len(rollouts) * rollout.sampled if aggregation == "rollout" else tokens
-        kl_applies = has_kl and (kl_on == "all" or not rollout.is_right)
         start = 0
         for call in rollout.calls:
             end = start + len(call.tokens.step)
-            if kl_applies or any(own[start:end]):
-                advantages_of_call = tuple(own[start:end])
+            if has_kl or any(own[start:end]):
                 rows.append(
-                    TrainingRow(
-                        call.tokens, advantages_of_call, 1 / share, kl_applies, call.logprobs
-                    )
+                    TrainingRow(call.tokens, tuple(own[start:end]), 1 / share, call.logprobs)
                 )
             start = end
     return rows
@@ -170,6 +160,6 @@ def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> lis
     kept = max(bisect_right(range(len(mixed) + 1), max_tokens, key=distinct) - 1, 1)
     raised = len(mixed) / kept
     return [
-        TrainingRow(row.tokens, row.advantages, row.weight * raised, row.kl_applies, row.logprobs)
+        TrainingRow(row.tokens, row.advantages, row.weight * raised, row.logprobs)
         for row in mixed[:kept]
     ]

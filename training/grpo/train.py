@@ -11,9 +11,9 @@ from typing import Any
 from base.seeds import to_uint32
 from training.arguments import check_has_lora, lora_config, one_device
 from training.grpo.rollouts import RolloutSource
+from training.packing import enable_packed_forward
 from training.report import TrainingReport
 from training.training_run import TrainingRun
-from training.tree_attention import enable_packed_forward
 from weights.adapter_chain import load_adapter
 
 

@@ -21,8 +21,7 @@ from transformers import Trainer
 
 from base.errors import TrainingError
 from base.text import Log
-from training.grpo.advantages import advantages_of
-from training.grpo.loss import TokenMeans, clipped_loss, divergence, is_clipped
+from training.grpo.loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
 from training.likelihood import read_steps, token_logps, tokens_read
 from training.packing import StepTokens
@@ -139,7 +138,6 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
             [rollout for rollout, _ in rollouts],
             [advantages for _, advantages in rollouts],
             aggregation=settings.aggregation,
-            kl_on=settings.kl_on,
             has_kl=settings.beta > 0 and settings.kl_in == "loss",
         )
         fitting = [row for row in rows if sum(map(len, row.tokens)) <= settings.max_length]
@@ -227,9 +225,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         losses = clipped_loss(ratio, advantages, settings.clip)
         if update.reference_logps:
             log_ratio = logps - flat(update.reference_logps[one] for one in tokens)
-            kl_applies = flat([float(row.kl_applies)] * len(row.advantages) for row in rows)
-            penalty = divergence(settings.kl, log_ratio) * kl_applies
-            losses = losses + settings.beta * penalty
+            losses = losses + settings.beta * divergence(settings.kl, log_ratio)
             seen.add("kl", log_ratio)
         seen.add("entropy", output.entropy[sampled_mask])
         seen.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())

@@ -7,26 +7,40 @@ weights are trained (`training.lora` not set), there is no second model either: 
 log-probabilities are computed before the first step.
 
 TRL's `DPOTrainer` does the training (`training.preference.trainer`). Most of the work is the
-prompt, which siblings share, so it is read once for all of them (`training.tree_attention`). The
-start's log-probabilities are computed once for all epochs and arms
-(`training.preference.reference`). Pairs that are too long are counted and left out; above a share
-of them, the training fails.
+prompt, which siblings share, so it is read once for all of them (`training.packing`). The
+reference never changes, and the arms and seeds of a study train on the same steps from the same
+start. So the start's log-probabilities are computed once and cached under a hash of the start and
+of all steps with their prompts, which depends neither on their order nor on which step of a pair is
+chosen. Pairs that are too long are counted and left out; above a share of them, the training fails.
 """
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from base.errors import ConfigError
+from storage.cache import cache_section, get_or_build
 from storage.records import Pair
 from training.likelihood import step_logps
 from training.packing import StepTokens
-from training.preference.holdout import HoldoutScore, score, split_holdout
-from training.preference.pairs import PreferenceTokens, tokenise_pairs
-from training.preference.reference import reference_logps
+from training.preference.pairs import (
+    HoldoutScore,
+    PreferenceTokens,
+    score,
+    split_holdout,
+    tokenise_pairs,
+)
 from training.report import TrainingReport
 from training.training_run import TrainingRun
 from weights.policy_files import policy_digest, policy_files
+
+_VERSION = "branchwise-reference-1"
+_LOGPS = "logps.npy"
 
 
 def train_dpo(
@@ -40,7 +54,7 @@ def train_dpo(
     and rejected steps to the start. The start drew these steps, so `kl` is the estimate k1 of
     KL(start ‖ policy) in nats per step, biased by the selection of pairs; it may be negative.
     (Pairs of another policy, `allow_off_policy_pairs`, do not allow this estimate.)
-    Pairs of held-out questions are scored after the last step (`training.preference.holdout`).
+    Pairs of held-out questions are scored after the last step.
 
     Args:
         run: Settings, target folder, and start: the policy that the pairs were drawn from.
@@ -59,7 +73,8 @@ def train_dpo(
     from training.preference.trainer import pair_trainer, set_reference_logps
 
     tokens = tokenise_pairs(pairs, tokenizer, stops)
-    trained, out = split_holdout(run.drop_overlong(tokens), training.dpo.holdout, run.seed)
+    fitting = [tokens[i] for i in run.fitting([len(pair) for pair in tokens])]
+    trained, out = split_holdout(fitting, training.dpo.holdout, run.seed)
     trainer = pair_trainer(model, tokenizer, trained, training, run.arguments())
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
     known_before = training.packed or training.lora is None
@@ -95,3 +110,43 @@ def _reference(
 
 def _rows(pairs: Sequence[PreferenceTokens]) -> list[StepTokens]:
     return [row for pair in pairs for row in pair.rows]
+
+
+def reference_logps(
+    rows: Iterable[StepTokens],
+    start: str,
+    compute: Callable[[Sequence[StepTokens]], Mapping[StepTokens, float]],
+    log: Callable[[str], None],
+) -> dict[StepTokens, float]:
+    """Returns the log-probability of each step under the start: nats, summed over its tokens.
+
+    Args:
+        rows: Steps with their prompts; equal ones count once.
+        start: Digest of the start and of the precision that it runs in.
+        compute: Function that computes them with the start.
+        log: Callback for messages: computed, read from the cache, or damaged.
+
+    Raises:
+        ConfigError: If other users can write to the cache.
+        StorageError: If the cache cannot be written.
+    """
+    ordered = sorted(set(rows))
+    how = "read from"
+
+    def build(new: Path) -> None:
+        nonlocal how
+        found = compute(ordered)
+        np.save(new / _LOGPS, np.array([found[row] for row in ordered], dtype=np.float64))
+        how = "computed, stored in"
+
+    entry = get_or_build(cache_section("reference") / _key(ordered, start), build, log)
+    log(f"reference: {len(ordered)} steps {how} {entry}")
+    kept = np.load(entry / _LOGPS)
+    return dict(zip(ordered, kept.tolist(), strict=True))
+
+
+def _key(rows: Sequence[StepTokens], start: str) -> str:
+    digest = hashlib.blake2b(f"{_VERSION}\n{start}\n".encode(), digest_size=16)
+    for row in rows:
+        digest.update(json.dumps(row).encode() + b"\n")
+    return digest.hexdigest()

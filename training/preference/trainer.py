@@ -17,11 +17,10 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from training.arguments import lora_config, one_device
-from training.packing import StepTokens, packed_batch, pad_id
+from training.packing import StepTokens, enable_packed_forward, packed_batch, pad_id
 from training.preference.pairs import PreferenceTokens
 from training.samplers import LengthOrder, StateOrder
 from training.settings import DpoSettings, TrainingSettings
-from training.tree_attention import enable_packed_forward
 
 
 def pair_trainer(

@@ -24,7 +24,7 @@ from base.text import Log, digest_of_many
 from rewards.reward_model.heads import Heads
 from rewards.reward_model.model import HEADS, KIND, stored_encoder
 from rewards.scheme import RewardScheme
-from training.lengths import filter_by_length
+from training.examples import filter_by_length
 from training.reward_model.comparisons import SiblingComparison, split_questions
 from training.reward_model.heads import fit_heads
 from training.reward_model.metrics import ModelMetrics, Steps, measure

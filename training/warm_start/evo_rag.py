@@ -1,6 +1,6 @@
 """Builds EVO-RAG traces with deliberate inefficiencies for later training to remove.
 
-In addition to the needed searches, `TraceSettings` adds the habits that the rewards are about, by
+In addition to the needed searches, `Habits` add what the rewards are about, by
 chance: repeated searches for a passage that was found, wrong leads, taken-back searches without a
 new result, and questions given up too early. Unanswerable questions are refused after
 one to three searches.
@@ -42,7 +42,7 @@ class _TraceBuilder:
         walk, hops = self._walk, self._walk.hops
         walk.counts["hops"] += len(hops)
         kept_up = len(hops)
-        if len(hops) > 1 and self._chance(walk.settings.give_up):
+        if len(hops) > 1 and self._chance(walk.habits.give_up):
             kept_up = walk.rng.randrange(1, len(hops))
         for hop in hops[:kept_up]:
             if not await self._find(hop):
@@ -83,11 +83,11 @@ class _TraceBuilder:
     async def _add_wasteful_steps(self, hop: GoldHop) -> None:
         """Adds unnecessary steps while the budget allows."""
         walk = self._walk
-        if self._spare > 1 and self._chance(walk.settings.redundant):
+        if self._spare > 1 and self._chance(walk.habits.redundant):
             await self._search(walk.rng.choice(hop.queries), "searches: redundant", hop)
             self._take_back()
         leads = [title for title, is_new in self._leads.items() if is_new]
-        if self._spare > 1 and leads and self._chance(walk.settings.detour):
+        if self._spare > 1 and leads and self._chance(walk.habits.detour):
             lead = walk.rng.choice(leads)
             self._leads[lead] = False
             await self._search(lead, "searches: detours")
@@ -108,7 +108,7 @@ class _TraceBuilder:
 
     def _take_back(self) -> None:
         """Takes the last search back, at random."""
-        if self._spare > 0 and self._chance(self._walk.settings.backtrack):
+        if self._spare > 0 and self._chance(self._walk.habits.backtrack):
             self._walk.step("backtrack", note=self._taken_note())
             self._walk.counts["backtracks"] += 1
 

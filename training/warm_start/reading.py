@@ -16,13 +16,10 @@ from base.text import holds_phrase
 from retrieval.interface import Retriever
 from storage.records import Passage, Question, RetrievedPassage
 from training.examples import StepExample
-from training.settings import ReadingSettings, TraceSettings
+from training.settings import ReadingSettings
 from training.warm_start.hops import GoldHop, hops_of, stated_answers
-from training.warm_start.trace_builder import Walk
+from training.warm_start.trace_builder import Habits, Walk
 from training.warm_start.traces import SKIPPED, Traces, walk_to_end
-
-_HABITS = ("redundant", "detour", "backtrack", "give_up")
-"""Settings of traces that lead away from the passage."""
 
 
 @dataclass
@@ -72,8 +69,8 @@ async def build_reading(
     retriever: Retriever,
     seed: int,
     top_k: int,
-    traces: TraceSettings,
     reading: ReadingSettings,
+    answer_only: bool = False,
 ) -> Traces:
     """Builds reading examples; their number is in the count `reading examples`.
 
@@ -83,16 +80,16 @@ async def build_reading(
         retriever: Search over these passages.
         seed: Random seed; a question's examples depend on nothing else.
         top_k: Number of passages per query, as in the recipe.
+        answer_only: Whether ARENA's examples have the answer section only.
 
     Raises:
         RetrievalError: If a search failed.
     """
-    direct = traces.model_copy(update=dict.fromkeys(_HABITS, 0.0))
     built = Traces([], Counter())
     for question in questions:
         hops = [_asked_whole(question, hop) for hop in hops_of(question, passages)[-1:]]
         rng = random.Random(f"{seed}:reading:{question.id}")
-        walk = Walk(question, hops, (), protocol, retriever, top_k, direct, rng, forced_share=1.0)
+        walk = Walk(question, hops, (), protocol, retriever, top_k, rng, Habits(), answer_only, 1.0)
         shown, staged = None, None
         if hops:
             # Where the passages stand in the prompt, there is no second search.

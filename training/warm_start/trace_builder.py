@@ -11,7 +11,6 @@ from agent.state import TERMINAL, Action, State, Step
 from retrieval.interface import Retriever
 from storage.records import Question, RetrievedPassage
 from training.examples import StepExample
-from training.settings import TraceSettings
 from training.warm_start.hops import GoldHop
 
 MAX_TRIES = 3
@@ -27,6 +26,33 @@ def cited(rng: random.Random, hop: GoldHop) -> str:
     return evidence if evidence.endswith((".", "!", "?")) else f"{evidence}."
 
 
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """Deviations of EVO-RAG's traces from the shortest way, for later training to remove.
+
+    A greedy policy follows the majority of the traces at a state, so a habit of fewer than half of
+    them shows in its samples only.
+
+    Attributes:
+        redundant: Share of the hops that are searched a second time, in other words or the same,
+            after their passage was found.
+        detour: Share of the hops followed by a wrong lead: a search for the title of a passage that
+            was shown and is not needed.
+        backtrack: Share of the searches without a new result (misses, redundant ones, detours) that
+            are taken back.
+        give_up: Share of the answerable questions of two or more hops that are refused with half of
+            the evidence.
+    """
+
+    redundant: float = 0.0
+    detour: float = 0.0
+    backtrack: float = 0.0
+    give_up: float = 0.0
+
+
+WASTEFUL = Habits(redundant=0.6, detour=0.25, backtrack=0.5, give_up=0.05)
+
+
 @dataclass
 class Walk:
     """A question on its way to an end.
@@ -35,6 +61,7 @@ class Walk:
         hops: Hops of an answerable question.
         wordings: Queries for a question without hops.
         top_k: Number of passages that a search returns.
+        answer_only: Whether a trace of ARENA has the answer section only.
         rng: Source of all random choices.
         forced_share: Chance that the trace also shows the forced-answer prompt.
         examples: One example per step so far.
@@ -48,8 +75,9 @@ class Walk:
     protocol: AgentProtocol
     retriever: Retriever
     top_k: int
-    settings: TraceSettings
     rng: random.Random
+    habits: Habits = WASTEFUL
+    answer_only: bool = False
     forced_share: float = FORCED_SHARE
     state: State = field(init=False)
     examples: list[StepExample] = field(default_factory=list)

@@ -14,13 +14,10 @@ from agent.protocol import AgentProtocol, root_of
 from retrieval.interface import Retriever
 from storage.records import Passage, Question, QuestionKey, RetrievedPassage
 from training.examples import StepExample
-from training.settings import TraceSettings
-from training.warm_start.arena import walk_arena
 from training.warm_start.evo_rag import walk_evo_rag
 from training.warm_start.hops import hops_of, queries_about
-from training.warm_start.reasonrag import walk_reasonrag
-from training.warm_start.search import walk_r1_searcher, walk_search_loop
-from training.warm_start.trace_builder import Walk
+from training.warm_start.trace_builder import WASTEFUL, Habits, Walk
+from training.warm_start.walks import walk_arena, walk_r1_searcher, walk_reasonrag, walk_search_loop
 
 WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
     "reasonrag": walk_reasonrag,
@@ -58,7 +55,8 @@ async def build_traces(
     retriever: Retriever,
     seed: int,
     top_k: int,
-    settings: TraceSettings | None = None,
+    habits: Habits = WASTEFUL,
+    answer_only: bool = False,
     incomplete: Collection[QuestionKey] = (),
 ) -> Traces:
     """Builds step examples from gold facts.
@@ -69,7 +67,8 @@ async def build_traces(
         passages: Corpus by id.
         seed: Random seed; a question's trace depends on nothing else.
         top_k: Number of passages per query, as in the recipe.
-        settings: Deviations from the shortest way.
+        habits: Deviations from the shortest way.
+        answer_only: Whether ARENA's traces have the answer section only.
         incomplete: Questions that cite passages which the corpus lacks. They are skipped, because
             the answer would be a guess.
 
@@ -90,8 +89,9 @@ async def build_traces(
             protocol=protocol,
             retriever=retriever,
             top_k=top_k,
-            settings=settings or TraceSettings(),
             rng=random.Random(f"{seed}:{question.id}"),
+            habits=habits,
+            answer_only=answer_only,
         )
         await walk_to_end(walk, None if query is None else await retriever.search(query, top_k))
         if walk.problem:

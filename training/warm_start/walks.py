@@ -1,19 +1,67 @@
-"""Ways to the answer in protocols that search within one turn: R1-Searcher and the search loops.
+"""The shortest way to the answer in each protocol except EVO-RAG's (`training.warm_start.evo_rag`).
 
-Each hop is searched, in another wording if its passage was not found. The policy's text about
-documents cites the evidence, or states that the documents lack it, and names the missing fact. An
-answer comes only after its evidence.
+Each hop is searched, in another wording if its passage was not found, so traces show real recovery.
+An answer comes only after its evidence.
 """
 
+from agent.arena import supporting_numbers
 from agent.search_loop import SearchLoop
 from storage.records import RetrievedPassage
 from training.warm_start.hops import GoldHop
 from training.warm_start.trace_builder import MAX_TRIES, Walk, cited
 
+NOTHING_FOUND = "None"
+"""Evidence if none of the passages helps (ReasonRAG's own word)."""
+
 NEEDLESS = 0.15
 """Share of the hops of R1-Searcher's traces that are followed by a useless search."""
 
 NOT_FOUND, USELESS, ENOUGH = "The documents do not say.", "That does not help.", "That is enough."
+
+
+async def walk_arena(walk: Walk) -> None:
+    """Answers from ARENA's references: the supporting ones, an analysis of each, and the answer.
+
+    Records it as a problem if a supporting reference is not shown.
+    """
+    shown = {passage.id: number for number, passage in enumerate(walk.state.given or (), start=1)}
+    if any(hop.passage_id not in shown for hop in walk.hops):
+        walk.problem = "a supporting passage is not among the references"
+        return
+    if walk.answer_only:
+        walk.answer()
+        return
+    used = {shown[hop.passage_id]: cited(walk.rng, hop) for hop in walk.hops}
+    supporting = supporting_numbers(walk.question, walk.state) or ()
+    # Each leads to the next; a small policy follows this order more easily.
+    listed = ",".join(str(number) for number in dict.fromkeys([*used, *sorted(supporting)]))
+    analysis = " ".join(f"Reference {number}: {text}" for number, text in used.items())
+    walk.answer(relevance=f"[{listed}]", analysis=analysis)
+
+
+async def walk_reasonrag(walk: Walk) -> None:
+    """Walks one question by query, evidence, …, answer, or records the problem.
+
+    Raises:
+        RetrievalError: If a search failed.
+    """
+    for hop in walk.hops:
+        if not await _take(walk, hop):
+            walk.problem = walk.problem or "no query wording finds the passage"
+            return
+    walk.answer()
+
+
+async def _take(walk: Walk, hop: GoldHop) -> bool:
+    """Searches in up to `MAX_TRIES` wordings for the hop's passage; copies its evidence."""
+    for wording in walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
+        found = await walk.search("query", wording)
+        shown = any(passage.id == hop.passage_id for passage in found)
+        walk.counts["query found it" if shown else "query missed"] += 1
+        walk.step("evidence", walk.rng.choice(hop.evidence) if shown else NOTHING_FOUND)
+        if shown:
+            return True
+    return False
 
 
 async def walk_search_loop(walk: Walk) -> None:
@@ -38,6 +86,9 @@ async def walk_r1_searcher(walk: Walk) -> None:
 
 class _Turn:
     """A walk within one turn.
+
+    The policy's text about documents cites the evidence, or states that the documents lack it, and
+    names the missing fact.
 
     Args:
         walk: The walk.

@@ -1,0 +1,139 @@
+"""Models that answer one question about a trajectory in one word.
+
+The verifier judges whether the evidence in context suffices (EVO-RAG section 3.2: an external model
+inspects the evidence and returns `enough_evidence` yes or no). It sees the question and the
+passages that no BACKTRACK took away, never the gold. So a policy may rightly refuse an answerable
+question whose answer it did not find.
+
+The answer judge knows the gold answers and judges whether an answer is right. Sources: ARENA
+appendix D.3 (LJ: sees the gold answers and the response, not the question; yes or no) and
+R1-Searcher section 3.1 (LLM-as-judge: also sees the question; True or False). The wording of the
+prompts is ours.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from agent.evo_rag import live_searches
+from agent.prompts import prompts_digest
+from agent.state import State
+from agent.tags import fenced, inert
+from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure
+from engines.settings import JudgeSettings
+from storage.records import Message, Question
+
+
+async def ask_for_word(
+    engine: Engine,
+    settings: JudgeSettings,
+    messages: tuple[Message, ...],
+    identity: CallIdentity,
+    words: tuple[str, str] = ("yes", "no"),
+) -> bool | None:
+    """Asks for one of two words; decoding is constrained to them if the engine can.
+
+    Returns:
+        Whether the reply is the first word; None if it is neither.
+
+    Raises:
+        EndpointError: If the model's endpoint failed.
+    """
+    can = engine.capabilities.structured_output
+    request = SampleRequest(
+        messages,
+        Sampling(settings.temperature, settings.top_p, settings.max_new_tokens),
+        identity,
+        Structure("regex", "|".join(words)) if can else None,
+    )
+    reply = await engine.sample(request)
+    first, second = (word.lower() for word in words)
+    # A reply that was cut may be the start of a longer one.
+    said = None if reply.finish_reason == "length" else reply.text.strip().rstrip(".").lower()
+    return {first: True, second: False}.get(said or "")
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A model that judges whether evidence suffices; `seed` is the run's."""
+
+    engine: Engine
+    settings: JudgeSettings
+    seed: int = 0
+
+    async def judge_evidence(self, question: Question, state: State, path: str) -> bool | None:
+        """Returns the verdict on the evidence of `state`.
+
+        The verdict is None if the reply is neither word; the refusal then earns no reward.
+
+        Raises:
+            EndpointError: If the verifier's endpoint failed.
+        """
+        identity = CallIdentity(
+            "verifier", question.id, f"verifier/{path}", 0, verifier_prompt_hash(), self.seed
+        )
+        return await ask_for_word(self.engine, self.settings, _messages(question, state), identity)
+
+
+def verifier_prompt_hash() -> str:
+    """Returns the hash of the verifier's prompt."""
+    return prompts_digest({"verifier": _prompt("verifier")})
+
+
+def _messages(question: Question, state: State) -> tuple[Message, ...]:
+    shown = {p.id: p for live in live_searches(state.steps) for p in live.passages}
+    passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
+    text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
+    return (Message("system", _prompt("verifier")), Message("user", text))
+
+
+JudgePrompt = Literal["yes-no", "true-false"]
+
+
+@dataclass(frozen=True)
+class AnswerJudge:
+    """A model that judges answers; `seed` is the run's."""
+
+    engine: Engine
+    settings: JudgeSettings
+    prompt: JudgePrompt = "yes-no"
+    seed: int = 0
+
+    async def is_right(self, question: Question, answer: str) -> bool | None:
+        """Returns the judge's verdict, or None if its reply is neither word.
+
+        The call is identified by the question alone, so that equal answers of several policies
+        share it.
+
+        Raises:
+            EndpointError: If the judge's endpoint failed.
+        """
+        golds = " | ".join(inert(gold) for gold in question.answers) or "(none)"
+        lines = [f"Correct answers: {golds}", f"Response: {inert(answer)}"]
+        if shows_question := self.prompt == "true-false":
+            lines = [f"Question: {inert(question.question)}", *lines]
+        words = ("True", "False") if shows_question else ("yes", "no")
+        return await ask_for_word(
+            self.engine,
+            self.settings,
+            (Message("system", _prompt(f"judge-{self.prompt}")), Message("user", "\n".join(lines))),
+            CallIdentity(
+                "judge",
+                question.id,
+                f"answer/{self.prompt}",
+                prompt_hash=answer_judge_hash(self.prompt),
+                seed=self.seed,
+            ),
+            words,
+        )
+
+
+def answer_judge_hash(prompt: JudgePrompt) -> str:
+    """Returns the hash of a prompt file."""
+    return prompts_digest({prompt: _prompt(f"judge-{prompt}")})
+
+
+@cache
+def _prompt(name: str) -> str:
+    return files("rewards").joinpath(f"prompts/{name}.txt").read_text("utf-8").strip()
