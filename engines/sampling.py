@@ -114,6 +114,8 @@ class Completion:
         model: Model name reported by the server.
         prompt_ids: Tokens of the prompt as the model read it, including the prefix.
         token_ids: Sampled tokens, including the stop string's tokens and the end-of-turn token.
+        reasoning: The model's reasoning before the reply; "" if the engine reports none.
+        raw: What the server sent, as JSON, if it says more than the other fields.
         logprobs: Natural log-probability of each of `token_ids` under the model itself: at
             temperature 1, over all tokens. None if our code closed the text to fit a constraint.
     """
@@ -123,6 +125,8 @@ class Completion:
     usage: Usage
     model: str
     stop_reason: str | None = None
+    reasoning: str = ""
+    raw: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None

@@ -1,8 +1,8 @@
 """Settings of the `policy:` and `judge:` blocks."""
 
 import re
-from collections.abc import Iterable
-from typing import Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -72,6 +72,92 @@ class Price(Settings):
     output: float = Field(default=0.0, ge=0)
 
 
+ServerName = Literal[
+    "auto",
+    "openai",
+    "openai-reasoning",
+    "azure",
+    "mistral",
+    "gemini",
+    "anthropic",
+    "dashscope",
+    "deepseek",
+    "openrouter",
+    "vllm",
+    "sglang",
+    "tgi",
+    "llama.cpp",
+    "ollama",
+    "lm-studio",
+]
+"""Servers whose form of requests is known (`engines.endpoint.servers`)."""
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+
+
+class RequestSettings(Settings):
+    """How requests to an endpoint differ from OpenAI's. `branchwise doctor` finds what is needed.
+
+    Attributes:
+        omit: Fields that are not sent, such as `seed`.
+        rename: New names of fields, such as `max_tokens: max_completion_tokens`.
+        extra: Further fields, such as `enable_thinking: false`; blocks are merged.
+        headers_env: HTTP headers; for each, the name of the environment variable with its value.
+            With one that carries a key, such as `api-key`, no `Authorization` is sent.
+        query: Parameters of the address, such as `api-version`; never a key.
+        merge_system: Whether to put the system turn at the start of the user turn.
+    """
+
+    omit: tuple[str, ...] = ()
+    rename: dict[str, str] = Field(default_factory=dict)
+    extra: dict[str, Any] = Field(default_factory=dict)
+    headers_env: dict[str, str] = Field(default_factory=dict)
+    query: dict[str, str] = Field(default_factory=dict)
+    merge_system: bool = False
+
+    @field_validator("omit", "rename")
+    @classmethod
+    def _reject_needed(cls, fields: Any) -> Any:
+        if needed := sorted({"model", "messages"} & set(fields)):
+            raise ValueError(f"{', '.join(needed)}: every server needs it; leave it out")
+        return fields
+
+    @field_validator("extra", "query")
+    @classmethod
+    def _reject_secrets(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if secret := sorted(_secrets_in(values)):
+            raise ValueError(
+                f"{', '.join(secret)}: looks like a secret, which would be written to the run. Put "
+                "it into an environment variable, and name that in headers_env"
+            )
+        return values
+
+    @field_validator("headers_env")
+    @classmethod
+    def _reject_values(cls, headers: dict[str, str]) -> dict[str, str]:
+        for header, variable in headers.items():
+            if not _HEADER.fullmatch(header):
+                raise ValueError(f"{header!r} is not the name of an HTTP header")
+            _check_variable(variable)
+        return headers
+
+
+def _secrets_in(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of settings whose name or value is that of a secret."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _secrets_in(value)
+        elif names_secret(name) or (isinstance(value, str) and looks_like_key(value)):
+            yield name
+
+
+def _check_variable(name: str) -> None:
+    if not _VARIABLE.fullmatch(name) or looks_like_key(name):
+        raise ValueError(
+            "not the name of an environment variable: put the key into one, such as "
+            "OPENAI_API_KEY, and give its name"
+        )
+
+
 class ModelSettings(Settings):
     """A model and its sampling.
 
@@ -96,6 +182,14 @@ class ModelSettings(Settings):
         dtype: Compute precision of vLLM; "auto" is float32 in its CPU build, otherwise its own
             choice.
         server_args: Extra arguments for the vLLM server, one per list item.
+        server: Kind of an `openai` endpoint, for the form of requests (docs/endpoints.md); "auto"
+            recognises vendors by the address.
+        request: Further differences from OpenAI's requests, in addition to those of `server`.
+        thinking: Whether a model that can think before it replies does so. Trainings never let it.
+        reasoning: How a reply is told from the model's reasoning. `auto`: text in `<think>` and in
+            the fields for reasoning is not the reply, unless a model ended its turn without any
+            other (some servers misfile the reply). `drop`: it never is. `keep`: `<think>` is part
+            of the reply.
         structured_output: How an `openai` endpoint takes constraints; "auto" detects it. Actions
             are only constrained in vLLM's form; with other servers, any other output counts as an
             invalid action. The judge's verdict works with both forms.
@@ -114,6 +208,10 @@ class ModelSettings(Settings):
     precision: Precision = "f16"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     server_args: tuple[str, ...] = ()
+    server: ServerName = "auto"
+    request: RequestSettings = RequestSettings()
+    thinking: bool = False
+    reasoning: Literal["auto", "drop", "keep"] = "auto"
     structured_output: Literal["auto", "vllm", "json_schema", "none"] = "auto"
     price_per_million: Price | None = None
 
@@ -138,11 +236,7 @@ class ModelSettings(Settings):
     @field_validator("api_key_env")
     @classmethod
     def _reject_key(cls, name: str) -> str:
-        if not _VARIABLE.fullmatch(name) or looks_like_key(name):
-            raise ValueError(
-                "not the name of an environment variable: put the key into one, such as "
-                "OPENAI_API_KEY, and give its name"
-            )
+        _check_variable(name)
         return name
 
     @property

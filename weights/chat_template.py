@@ -14,8 +14,20 @@ from storage.records import Message
 TODAY = date(2024, 7, 26)
 """Date for templates that insert one (the default of Llama 3's). The actual date would change
 prompts from day to day, and between annotation and training."""
-TEMPLATE_VALUES = {"date_string": TODAY.strftime("%d %b %Y")}
-"""Values for templates, also to be sent to servers that take them."""
+
+
+def template_values(*, thinking: bool = False) -> dict[str, Any]:
+    """Returns values for templates, also to be sent to servers that take them.
+
+    Args:
+        thinking: Whether the model may think before it replies, if its template has a switch: Qwen3
+            calls it `enable_thinking`, DeepSeek and Granite `thinking`. Trainings never let it.
+    """
+    return {
+        "date_string": TODAY.strftime("%d %b %Y"),
+        "enable_thinking": thinking,
+        "thinking": thinking,
+    }
 
 
 def rendered(
@@ -24,6 +36,7 @@ def rendered(
     prefix: str = "",
     *,
     special_tokens: Mapping[str, str],
+    thinking: bool = False,
 ) -> str:
     """Returns the prompt: `messages` in a Jinja chat template, then the assistant's started turn.
 
@@ -33,6 +46,7 @@ def rendered(
         prefix: Text of the started turn.
         special_tokens: The tokenizer's tokens that a template may insert: "bos_token", "eos_token".
             The caller encodes the prompt without adding any.
+        thinking: See `template_values`.
 
     Raises:
         ConfigError: If jinja2 is missing, or the template rejects the messages.
@@ -43,7 +57,10 @@ def rendered(
     try:
         text = str(
             _compiled(template).render(
-                special_tokens, messages=turns, add_generation_prompt=True, **TEMPLATE_VALUES
+                special_tokens,
+                messages=turns,
+                add_generation_prompt=True,
+                **template_values(thinking=thinking),
             )
         )
     except TemplateError as error:

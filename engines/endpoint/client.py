@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from base.errors import ConfigError
 from base.http import HttpClient, checked_address
-from engines.settings import ModelSettings
+from base.secret_names import names_secret
+from engines.endpoint.servers import request_settings
+from engines.settings import ModelSettings, RequestSettings
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -25,18 +27,44 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
 
     from engines.endpoint.transport import Transport
 
-    url = checked_url(settings)
+    url, request = checked_url(settings), request_settings(settings)
     # More connections than calls: waiting for a connection would use up the call's time limit.
     transport = Transport(HttpClient(url, connections=2 * concurrency))
     return openai.AsyncOpenAI(
         # Not None: the package would then send OPENAI_API_KEY to any endpoint.
         api_key=key_in(settings.api_key_env) or "none",
+        default_query=request.query,
         base_url=url,
         max_retries=0,
         timeout=timeout_s,
         http_client=httpx2.AsyncClient(transport=transport, timeout=timeout_s),
-        default_headers=_without_platform(),
+        default_headers=_without_platform() | _own_headers(request),
     )
+
+
+def _own_headers(request: RequestSettings) -> dict[str, Any]:
+    """Returns the headers that `request.headers_env` names, without `Authorization` beside a key.
+
+    Raises:
+        ConfigError: If a variable is not set, or its value cannot be in a header.
+    """
+    import openai
+
+    headers: dict[str, Any] = {}
+    for header, variable in request.headers_env.items():
+        if (value := key_in(variable)) is None:
+            raise ConfigError(
+                f"{variable} is not set: request.headers_env takes the header {header} from it"
+            )
+        headers[header] = value
+    carries_key = any(names_secret(header) for header in headers)
+    return ({"Authorization": openai.Omit()} if carries_key else {}) | headers
+
+
+def secrets_of(settings: ModelSettings) -> tuple[str, ...]:
+    """Returns the key and the values of all headers, which no message may repeat."""
+    variables = (settings.api_key_env, *request_settings(settings).headers_env.values())
+    return tuple(secret for secret in map(key_in, variables) if secret)
 
 
 def key_in(variable: str) -> str | None:
@@ -66,7 +94,8 @@ def checked_url(settings: ModelSettings) -> str:
         settings.base_url,
         f"base_url of model {settings.model!r}",
         "http://127.0.0.1:8000/v1",
-        f"put a key into the environment variable that api_key_env names ({settings.api_key_env})",
+        f"put a key into the environment variable that api_key_env names ({settings.api_key_env}), "
+        "and other parameters such as api-version into request.query",
     )
 
 

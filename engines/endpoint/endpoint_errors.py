@@ -2,17 +2,20 @@
 
 import asyncio
 import errno
+import json
 import math
 import re
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from base.errors import EndpointError
 from base.http import Redirected, ReplyTooLarge
 from base.terminal_escape import one_line
+from engines.endpoint.replies import ErrorInReply, UnreadableReply
 from engines.endpoint.retry import FaultKind, TransientError
 
 _LONGEST_DETAIL = 300
@@ -21,6 +24,10 @@ _TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _OVERLOAD_STATUS = frozenset({429, 503, 529})
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _REDIRECT_REMEDY = "To send prompts and key there, set base_url to that address"
+_REASONS = ("error", "message", "msg", "detail", "details", "errors", "error_description", "reason")
+"""Names of the fields that hold the reason of an error, the most telling first."""
+_DEEPEST = 6
+_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 
@@ -36,14 +43,14 @@ class ForbiddenError(EndpointError):
         self.for_prompt = EndpointError(f"{url} answered 403 for this prompt: {detail}")
 
 
-def redacted(text: str, key: str | None) -> str:
-    """Returns `text` in one line, escaped and shortened, without `key` and users in URLs.
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """Returns `text` in one line, escaped and shortened, without `secrets` and users in URLs.
 
     Pass the whole text: a truncated key would not be found.
     """
     text = text[:_LONGEST_LOOKED_AT]
-    if key:
-        text = re.sub(_key_pattern(key), "[key]", text)
+    for secret in secrets:
+        text = re.sub(_key_pattern(secret), "[key]", text)
     text = _USER_IN_URL.sub("[user]@", text)
     line = one_line(text)
     return line if len(line) <= _LONGEST_DETAIL else line[:_LONGEST_DETAIL] + "…"
@@ -58,7 +65,9 @@ def _in_url(character: str) -> str:
     return "(?i:" + "".join(f"%{byte:02x}" for byte in character.encode()) + ")"
 
 
-def to_endpoint_error(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
+def to_endpoint_error(
+    fault: Exception, *, url: str, secrets: Collection[str], key_env: str
+) -> Exception:
     """Returns `fault` as an `EndpointError`, or as a `TransientError` around one.
 
     A refused connection, a redirect, 401 and an exhausted account are fatal; 403 is a
@@ -68,22 +77,57 @@ def to_endpoint_error(fault: Exception, *, url: str, key: str | None, key_env: s
     import openai
 
     if isinstance(fault, openai.APIStatusError):
-        return _status_in_words(fault, url, key, key_env)
-    lasting = _unusable_in_words(fault, url, key) or _unconnected_in_words(fault, url)
+        reason = reason_in(fault.response.content) or str(fault)
+        pause_s = _asked_pause_s(fault)
+        return _status_in_words(fault.status_code, reason, url, secrets, key_env, pause_s)
+    if isinstance(fault, ErrorInReply):
+        return _status_in_words(fault.status, fault.reason, url, secrets, key_env)
+    lasting = _unusable_in_words(fault, url, secrets) or _unconnected_in_words(fault, url)
     if lasting is not None:
         return lasting
     if (cause := _broken(fault)) is not None:
         return TransientError(EndpointError(f"the connection to {url} broke ({cause})"))
     if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
         return TransientError(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
-    detail = redacted(f"{type(fault).__name__}: {fault}", key)
+    detail = redacted(_named(fault), secrets)
     return TransientError(EndpointError(f"{url} sent an unreadable reply ({detail})"))
 
 
-def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
+def _named(fault: Exception) -> str:
+    return str(fault) if isinstance(fault, UnreadableReply) else f"{type(fault).__name__}: {fault}"
+
+
+def reason_in(body: bytes) -> str:
+    """Returns the reason in the body of an error, whatever its shape; "" if there is none."""
+    text = body[:_LONGEST_LOOKED_AT].decode("utf-8", "replace").strip()
+    try:
+        return _reason(json.loads(body))
+    except (ValueError, RecursionError):
+        return " ".join(_MARKUP.sub(" ", text).split()) if text.startswith("<") else text
+
+
+def _reason(value: Any, depth: int = 0) -> str:
+    """Returns the reason in a part of an error; "" if there is none."""
+    if isinstance(value, str):
+        return value
+    if depth > _DEEPEST:
+        return ""
+    if isinstance(value, list):
+        reasons = (_reason(part, depth + 1) for part in value)
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    if not isinstance(value, dict):
+        return ""
+    lower = {str(name).lower(): part for name, part in value.items()}
+    reason = next((r for n in _REASONS if (r := _reason(lower.get(n), depth + 1))), "")
+    where = lower.get("loc") or lower.get("param")
+    place = ".".join(map(str, where)) if isinstance(where, list) else where
+    return f"{place}: {reason}" if reason and isinstance(place, str) and place else reason
+
+
+def _unusable_in_words(fault: Exception, url: str, secrets: Collection[str]) -> Exception | None:
     """Returns the error for a reply that a retry cannot improve; None for any other fault."""
     if isinstance(fault, Redirected):
-        text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
+        text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, secrets)}"
         return EndpointError(f"{text}. Redirects are not followed. {_REDIRECT_REMEDY}", fatal=True)
     if isinstance(fault, ReplyTooLarge):  # a retry would cost as much and fail too
         return EndpointError(f"{url} {fault}")
@@ -113,21 +157,28 @@ def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
     return None
 
 
-def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) -> Exception:
-    status: int = getattr(fault, "status_code", 0)
+def _status_in_words(
+    status: int,
+    reason: str,
+    url: str,
+    secrets: Collection[str],
+    key_env: str,
+    pause_s: float | None = None,
+) -> Exception:
+    """Returns the error for a status, of the reply or of an error inside it."""
     if status == 401:
-        state = f"the key in {key_env} is not valid" if key else f"{key_env} is not set"
+        state = f"the key in {key_env} is not valid" if secrets else f"{key_env} is not set"
         return EndpointError(f"{url} answered 401: {state} for this endpoint", fatal=True)
-    detail = redacted(str(fault), key)
+    detail = redacted(reason, secrets)
     if status == 403:
         return ForbiddenError(url, key_env, detail)
-    if status == 402 or getattr(fault, "code", None) == "insufficient_quota":
+    if status == 402 or "insufficient_quota" in reason:
         return EndpointError(f"{url} answered {status}: no credit left ({detail})", fatal=True)
     error = EndpointError(f"{url} answered {status}: {detail}")
     if status not in _TRANSIENT_STATUS and status < 500:
         return error
     kind: FaultKind = "overload" if status in _OVERLOAD_STATUS else "trouble"
-    return TransientError(error, kind, _asked_pause_s(fault))
+    return TransientError(error, kind, pause_s)
 
 
 def _asked_pause_s(fault: Exception) -> float | None:

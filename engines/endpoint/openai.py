@@ -6,7 +6,6 @@ server gets its own form of constraint (`structured_outputs`); other servers get
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,21 +15,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 from base.errors import EndpointError
 from base.http import Redirected, ReplyTooLarge, shown_url
-from engines.endpoint.chat import (
-    StructuredForm,
+from engines.endpoint.chat import StructuredForm, chat_body, ids_body, prompt_parts
+from engines.endpoint.client import checked_url, new_client, secrets_of
+from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
+from engines.endpoint.replies import (
     UnreadableReply,
-    chat_body,
-    ids_body,
     is_ids,
     longest_text,
-    prompt_parts,
+    parse_body,
     read_ids_reply,
     read_reply,
 )
-from engines.endpoint.client import checked_url, key_in, new_client
-from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
 from engines.endpoint.retry import RetryPolicy, once
-from engines.endpoint.server import ServerFacts, is_openai, read_models
+from engines.endpoint.server import ServerFacts, read_models
+from engines.endpoint.servers import decisive_settings, request_shape
 from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
 from engines.endpoint.usage import LazyTokenCounter
 from engines.sampling import (
@@ -102,8 +100,8 @@ class OpenAIEngine:
         self._base_url = checked_url(settings)
         self._url = shown_url(self._base_url)
         self._root = self._base_url.rstrip("/").removesuffix("/v1")
-        self._limit_field = "max_completion_tokens" if is_openai(self._base_url) else "max_tokens"
         self._settings = settings
+        self._shape = request_shape(settings)
         self._timeout_s = timeout_s
         retry = retry or RetryPolicy()
         # One prompt that never gets a reply fails alone: all its attempts may last that long.
@@ -118,8 +116,8 @@ class OpenAIEngine:
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
         self._known_as = known_as or settings.model
-        named = f"{self._url}\n{settings.model}".encode()
-        self._digest = digest or blake2b(named, digest_size=8).hexdigest()
+        decisive = (self._url, settings.model, *decisive_settings(settings))
+        self._digest = digest or blake2b("\n".join(decisive).encode(), digest_size=8).hexdigest()
 
     @property
     def model(self) -> str:
@@ -201,8 +199,9 @@ class OpenAIEngine:
         seed = derived_seed(call_key(request, self.digest))
         if request.tokens or request.prefix:
             return await self._continue(request, seed)
-        model, limit_field = self._settings.model, self._limit_field
-        body = chat_body(request, model=model, seed=seed, form=self._form, limit_field=limit_field)
+        model, thinking = self._settings.model, self._settings.thinking
+        body = chat_body(request, model=model, seed=seed, form=self._form, thinking=thinking)
+        body = self._shape.apply(body)
         begin = time.perf_counter()
         reply = await self._with_timeout(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin
@@ -245,6 +244,7 @@ class OpenAIEngine:
                 model=self._settings.model,
                 latency_s=latency_s,
                 counter=self._counting.counter,
+                rule=self._settings.reasoning,
                 longest=longest_text(request.sampling.max_new_tokens),
             )
         except ValueError as fault:
@@ -266,7 +266,7 @@ class OpenAIEngine:
         import httpx2
 
         response = await self._connected().post(path, body=body, cast_to=httpx2.Response)
-        return json.loads(response.content)
+        return parse_body(response.content, response.headers.get("content-type", ""))
 
     async def _with_timeout(self, call: Any, timeout_s: float | None = None) -> Any:
         """Awaits one call to the endpoint under the time limit; converts faults into our errors."""
@@ -300,8 +300,8 @@ class OpenAIEngine:
             self._traffic.reached = True
 
     def _in_words(self, fault: Exception) -> Exception:
-        env = self._settings.api_key_env
-        return to_endpoint_error(fault, url=self._url, key=key_in(env), key_env=env)
+        secrets, env = secrets_of(self._settings), self._settings.api_key_env
+        return to_endpoint_error(fault, url=self._url, secrets=secrets, key_env=env)
 
     async def _not_found(self) -> EndpointError:
         asked, facts = self._settings.model, await self._server()
@@ -336,7 +336,7 @@ class OpenAIEngine:
                 if fault.status_code in _NO_SUCH_PATH:
                     return None
                 raise
-            return json.loads(page.content)
+            return parse_body(page.content, page.headers.get("content-type", ""))
 
         return await self._with_timeout(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
 

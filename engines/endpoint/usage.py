@@ -70,6 +70,14 @@ def usage_of(
     )
 
 
+def least_prompt_tokens(request: SampleRequest) -> int:
+    """Returns a lower bound of the prompt's tokens: half of its words.
+
+    Tokenizers rarely join words, so a smaller count means that the server cut the prompt.
+    """
+    return sum(len(message.content.split()) for message in request.messages) // 2
+
+
 def cached_tokens(reported: Any, prompt_tokens: int) -> int:
     """Returns the cached prompt tokens that a reply reports; 0 if it reports none."""
     details = reported.get("prompt_tokens_details") if isinstance(reported, dict) else None

@@ -56,18 +56,19 @@ async def _ask(url: str, verb: str, body: dict[str, str]) -> None:
 
     key, address = key_in(KEY_VARIABLE), f"{url.rstrip('/')}/{verb}_lora_adapter"
     headers = {"Content-Type": "application/json"}
+    secrets = (key,) if key else ()
     if key:
         headers["Authorization"] = f"Bearer {key}"
     try:
         async with asyncio.timeout(_TIMEOUT_S), HttpClient(url) as http:
             reply = await http.ask("POST", address, headers=headers, body=json.dumps(body).encode())
     except (aiohttp.ClientError, OSError, Redirected, ReplyTooLarge) as error:
-        fault = redacted(f"{type(error).__name__}: {error}", key)
+        fault = redacted(f"{type(error).__name__}: {error}", secrets)
     else:
         # Left by a killed training. The name is a hash of the content, so it is the same adapter.
         if reply.status == 200 or b"already been loaded" in reply.body:
             return
-        fault = f"{reply.status}: {redacted(reply.body.decode('utf-8', 'replace'), key)}"
+        fault = f"{reply.status}: {redacted(reply.body.decode('utf-8', 'replace'), secrets)}"
     raise EndpointError(
         f"{shown_url(url)}: the server did not {verb} the adapter {body} ({fault}). It needs "
         f"{RUNTIME_ADAPTERS}=True in its environment, --enable-lora, a --max-lora-rank of at least "

@@ -13,7 +13,7 @@ from typing import Any
 
 from annotation.annotator import AnnotatedQuestion
 from base.terminal_escape import inert
-from engines.endpoint.chat import OVERLONG
+from engines.endpoint.replies import OVERLONG
 from runs.costs import estimates, spending
 from runs.folder import Run
 from runs.inputs import model_digest
