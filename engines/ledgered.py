@@ -9,6 +9,7 @@ from typing import Self, cast
 
 from base.errors import EndpointError, StorageError
 from base.text import replace_surrogates
+from engines.reasoning import READER
 from engines.sampling import (
     Capabilities,
     Completion,
@@ -143,6 +144,9 @@ class LedgeredEngine:
             attempts=completion.attempts,
             error=error,
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            reasoning=replace_surrogates(completion.reasoning),
+            raw=completion.raw,
+            reader=READER,
             prompt_ids=packed("i", kept.prompt_ids),
             token_ids=packed("i", kept.token_ids),
             logprobs=packed("f", kept.logprobs),
@@ -176,6 +180,8 @@ def _completion(call: Call) -> Completion:
         ),
         model=call.model,
         stop_reason=call.stop_reason,
+        reasoning=call.reasoning,
+        raw=call.raw,
         prompt_ids=unpacked("i", call.prompt_ids),
         token_ids=unpacked("i", call.token_ids),
         logprobs=unpacked("f", call.logprobs),

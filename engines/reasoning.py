@@ -6,6 +6,10 @@ themselves and draw by token ids, so the rule does not apply to them.
 
 import re
 
+READER = 1
+"""Version of the readers of replies, stored with each call. Raise it when a reply may be read in
+another way; `annotate --reread` reads the calls of older versions again.
+"""
 _TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 
 

@@ -11,6 +11,7 @@ R1-Searcher section 3.1 (LLM-as-judge: also sees the question; True or False). T
 prompts is ours.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,6 +24,9 @@ from agent.tags import fenced, inert
 from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure
 from engines.settings import JudgeSettings
 from storage.records import Message, Question
+
+_ONLY_WORD = re.compile(r"[\W_]*([^\W_]+)[\W_]*")
+"""One word, perhaps decorated: `**Yes**`, "yes.", 'no'."""
 
 
 async def ask_for_word(
@@ -50,8 +54,8 @@ async def ask_for_word(
     reply = await engine.sample(request)
     first, second = (word.lower() for word in words)
     # A reply that was cut may be the start of a longer one.
-    said = None if reply.finish_reason == "length" else reply.text.strip().rstrip(".").lower()
-    return {first: True, second: False}.get(said or "")
+    word = None if reply.finish_reason == "length" else _ONLY_WORD.fullmatch(reply.text)
+    return {first: True, second: False}.get(word[1].lower()) if word else None
 
 
 @dataclass(frozen=True)

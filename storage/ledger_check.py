@@ -12,7 +12,7 @@ from storage.ledger_mark import lost_calls, move_away
 from storage.ledger_rows import CREATE, SEALED, sound
 from storage.ledger_writer import write_error
 
-LEDGER_VERSION = 5
+LEDGER_VERSION = 6
 """`PRAGMA user_version` of the database."""
 REMEDY = (
     "Restore the ledger from a copy of the run. Without a copy, `branchwise verify --run DIR "

@@ -29,6 +29,9 @@ class Call:
         cost_usd: US dollars; None if no price is set.
         latency_s, attempts: Duration in seconds, and number of attempts.
         at: Time of its end (ISO 8601, UTC).
+        reasoning: The model's reasoning, which is no part of `text`.
+        raw: What the endpoint sent, as JSON, if it says more than the other columns.
+        reader: Version of the reader that made `text` of it (`engines.reasoning.READER`).
         prompt_ids, token_ids, logprobs: Prompt tokens, sampled tokens and their log-probabilities
             (`packed`); None if the request did not include them.
     """
@@ -53,6 +56,9 @@ class Call:
     attempts: int
     error: str | None
     at: str
+    reasoning: str = ""
+    raw: str | None = None
+    reader: int = 0
     prompt_ids: bytes | None = None
     token_ids: bytes | None = None
     logprobs: bytes | None = None
@@ -125,6 +131,7 @@ CREATE TABLE IF NOT EXISTS calls (
     stop_reason TEXT, input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL, usage_basis TEXT NOT NULL, cost_usd REAL,
     latency_s REAL NOT NULL, attempts INTEGER NOT NULL, error TEXT, at TEXT NOT NULL,
+    reasoning TEXT NOT NULL, raw TEXT, reader INTEGER NOT NULL,
     prompt_ids BLOB, token_ids BLOB, logprobs BLOB, checksum TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS calls_by_question ON calls (question_id);

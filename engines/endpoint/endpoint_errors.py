@@ -43,6 +43,10 @@ class ForbiddenError(EndpointError):
         self.for_prompt = EndpointError(f"{url} answered 403 for this prompt: {detail}")
 
 
+class RefusedRequest(EndpointError):
+    """The endpoint refuses a request as it is (400, 422): other fields may help."""
+
+
 def redacted(text: str, secrets: Iterable[str]) -> str:
     """Returns `text` in one line, escaped and shortened, without `secrets` and users in URLs.
 
@@ -174,7 +178,8 @@ def _status_in_words(
         return ForbiddenError(url, key_env, detail)
     if status == 402 or "insufficient_quota" in reason:
         return EndpointError(f"{url} answered {status}: no credit left ({detail})", fatal=True)
-    error = EndpointError(f"{url} answered {status}: {detail}")
+    is_refusal = status in (400, 422)
+    error = (RefusedRequest if is_refusal else EndpointError)(f"{url} answered {status}: {detail}")
     if status not in _TRANSIENT_STATUS and status < 500:
         return error
     kind: FaultKind = "overload" if status in _OVERLOAD_STATUS else "trouble"

@@ -18,6 +18,7 @@ from base.http import Redirected, ReplyTooLarge, shown_url
 from engines.endpoint.chat import StructuredForm, chat_body, ids_body, prompt_parts
 from engines.endpoint.client import checked_url, new_client, secrets_of
 from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
+from engines.endpoint.remedies import find_settings
 from engines.endpoint.replies import (
     UnreadableReply,
     is_ids,
@@ -49,12 +50,13 @@ if TYPE_CHECKING:
 _PREFLIGHT_TIMEOUT_S = 30.0
 _NO_SUCH_PATH = frozenset({403, 404, 405, 422})
 """Statuses of a server without a path, or with a key that may not use it."""
-_CHECK = SampleRequest(
-    (Message("user", "Hi"),),
-    Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1),
-    CallIdentity("check", "", ""),
-)
-"""Draws one token."""
+
+
+def check_request(settings: ModelSettings) -> SampleRequest:
+    """Returns a harmless request with the turns and the sampling that a run sends."""
+    turns = (Message("system", "Answer in one word."), Message("user", "What is 1 + 1?"))
+    sampling = Sampling(settings.temperature, settings.top_p, settings.max_new_tokens)
+    return SampleRequest(turns, sampling, CallIdentity("check", "", ""))
 
 
 class OpenAIEngine:
@@ -160,14 +162,29 @@ class OpenAIEngine:
     async def check(self) -> None:
         """Preflight: checks that the endpoint answers, accepts the key and has the model.
 
-        If `/models` does not list the model (gateways have aliases), it draws one token instead.
+        If `/models` does not list the model (gateways have aliases), it draws a reply instead.
 
         Raises:
             EndpointError: If the endpoint fails the check.
         """
         facts = await self._server()
         if facts is None or self._settings.model not in facts.models:
-            await once(partial(self._attempt, _CHECK))
+            await once(partial(self._attempt, check_request(self._settings)))
+
+    async def advise(self, request: SampleRequest) -> dict[str, Any] | None:
+        """Returns the settings that make the endpoint accept a request that it refused.
+
+        See `engines.endpoint.remedies.find_settings`.
+        """
+
+        async def accepts(body: dict[str, Any]) -> bool:
+            try:
+                await once(partial(self._with_timeout, self._posted("/chat/completions", body)))
+            except EndpointError:
+                return False
+            return True
+
+        return await find_settings(accepts, self._body(request))
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion (see `engines.sampling.Engine.sample`)."""
@@ -189,19 +206,16 @@ class OpenAIEngine:
             if self._accepted:
                 self._accepted = False
             else:
-                await self._attempt(_CHECK)
+                await self._attempt(check_request(self._settings))
                 self._accepted = True
             raise error.for_prompt from None
         self._accepted = True
         return drawn
 
     async def _attempt(self, request: SampleRequest) -> Completion:
-        seed = derived_seed(call_key(request, self.digest))
         if request.tokens or request.prefix:
-            return await self._continue(request, seed)
-        model, thinking = self._settings.model, self._settings.thinking
-        body = chat_body(request, model=model, seed=seed, form=self._form, thinking=thinking)
-        body = self._shape.apply(body)
+            return await self._continue(request)
+        body = self._body(request)
         begin = time.perf_counter()
         reply = await self._with_timeout(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin
@@ -211,8 +225,15 @@ class OpenAIEngine:
             said = self._read(reply, request, latency_s)
         return said
 
-    async def _continue(self, request: SampleRequest, seed: int) -> Completion:
+    def _body(self, request: SampleRequest) -> dict[str, Any]:
+        model, thinking = self._settings.model, self._settings.thinking
+        seed = derived_seed(call_key(request, self.digest))
+        body = chat_body(request, model=model, seed=seed, form=self._form, thinking=thinking)
+        return self._shape.apply(body)
+
+    async def _continue(self, request: SampleRequest) -> Completion:
         """Draws by token ids; the server encodes the texts first."""
+        seed = derived_seed(call_key(request, self.digest))
         prompt: list[int] = []
         for part in prompt_parts(request, self._settings.model):
             prompt += (

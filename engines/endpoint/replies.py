@@ -9,9 +9,6 @@ from engines.endpoint.usage import TokenCounter, cached_tokens, least_prompt_tok
 from engines.reasoning import split_reasoning
 from engines.sampling import Completion, FinishReason, SampleRequest, Usage
 
-READER = 1
-"""Version of this reader, stored with each call; `annotate --reread` reads older calls again."""
-
 ReasoningRule = Literal["auto", "drop", "keep"]
 """How a reply is told from its reasoning (`engines.settings.ModelSettings.reasoning`)."""
 

@@ -186,9 +186,8 @@ def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     together = dict(low)
     for name, value in high.items():
         block = together.get(name)
-        if isinstance(block, Mapping) and isinstance(value, Mapping):
-            value = merged(block, value)
-        together[name] = value
+        are_blocks = isinstance(block, Mapping) and isinstance(value, Mapping)
+        together[name] = merged(block or {}, value) if are_blocks else value
     return together
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from base.errors import EndpointError
-from engines.endpoint.chat import UnreadableReply, read_ids_reply, read_reply
+from engines.endpoint.replies import UnreadableReply, read_ids_reply, read_reply
 from engines.endpoint.usage import UpperEstimate
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from storage.records import Message
