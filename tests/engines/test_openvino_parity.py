@@ -20,7 +20,7 @@ from weights.policy_files import PACKAGED, load_policy, packaged_gguf, policy_di
 
 pytestmark = pytest.mark.model
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 LORA_SCALE = 0.2
 PLACES = ("Lima", "Åbo", "São Tomé", "北京", "Nuku'alofa", "Saint John's", "Γιαννιτσά")
 QUESTIONS = (
@@ -40,14 +40,14 @@ TASKS = (
 
 
 def conversations() -> list[tuple[Message, ...]]:
-    """Returns 50 prompts: ReasonRAG's four prompts on made-up states, and free conversation."""
+    """Returns 30 prompts: ReasonRAG's four prompts on made-up states, and free conversation."""
     protocol = ReasonRAG()
     prompts = [
         protocol.messages(state, last=forced)
-        for i, place in enumerate(PLACES)
+        for i, place in enumerate(PLACES[:4])
         for state, forced in states(place, QUESTIONS[i % len(QUESTIONS)].format(place))
     ]
-    for i in range(50 - len(prompts)):
+    for i in range(30 - len(prompts)):
         text = TASKS[i % len(TASKS)].format(PLACES[i % len(PLACES)])
         system = (Message("system", "Answer in one short sentence."),) if i % 3 else ()
         earlier = (Message("user", "Hi!"), Message("assistant", "Hello."))
@@ -134,8 +134,8 @@ async def test_f16_agrees_with_transformers(
     async with embedded_engine(ModelSettings(model="packaged", precision="f16")) as engine:
         assert [list(engine.prompt_ids(request)) for request in requests()] == reference.prompts
         completions = await answers(engine, requests())
-    assert reference.agreement(completions) >= 0.98
-    assert reference.agreement(completions, tokens=1) >= 0.98
+    assert reference.agreement(completions) >= 0.96
+    assert reference.agreement(completions, tokens=1) >= 0.96
     texts = [reference.tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions]
     assert [c.text for c in completions] == texts
 
@@ -143,13 +143,13 @@ async def test_f16_agrees_with_transformers(
 async def test_exported_weights_agree_only_if_their_rows_are_permuted(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for permute, asked in ((True, requests()), (False, requests()[:20])):
+    for permute in (True, False):
         file = tmp_path / f"{permute}.gguf"
         monkeypatch.setitem(ROWS_ARE_INTERLEAVED, "llama", permute)
         export_gguf(reference.model, packaged_gguf(), file, "f16")
         async with OpenVINOEngine(file, model="export", digest="") as engine:
-            agreement = reference.agreement(await answers(engine, asked))
-        assert agreement >= 0.98 if permute else agreement < 0.5
+            agreement = reference.agreement(await answers(engine, requests()[:12]))
+        assert agreement == 1 if permute else agreement < 0.5
 
 
 async def test_a_chain_of_adapters_is_applied_and_cached(
