@@ -57,14 +57,6 @@ def table(runner: Pretended, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def trainings(runner: Pretended) -> list[Command]:
-    return [one for one in runner.ran if one.stage == "train-dpo"]
-
-
-def model_name(command: Command) -> str:
-    return command.arguments[-1]
-
-
 def all_arms() -> Iterator[Arm]:
     for module in (evo_schedules, evo_literal, evo_combinations, evo_step_value):
         for arm in module.ARMS:
@@ -82,24 +74,6 @@ def test_studies_of_one_run_do_not_overwrite_each_other() -> None:
     assert "full" in made
     own = {f"only-{reward}" for reward in evo_single.PAPERS}
     assert own.isdisjoint(made)
-
-
-def test_an_arm_with_too_few_pairs_is_reported_as_left_out(
-    tmp_path: Path, runner: Pretended
-) -> None:
-    def told(command: Command) -> dict[str, Any]:
-        few = command.arguments[1:] == ("efficiency",)
-        return {"pairs": 3 if few else 200} if command.stage == "relabel" else {}
-
-    poor = shared(tmp_path, told=told)
-    evo_combinations.evo_combinations(poor)
-    by_arm = {row["arm"]: row for row in table(poor, "evo-combinations-arms")}
-    row = by_arm["efficiency (left out: efficiency: only 3 of at least 20 pairs)"]
-    assert (row["seeds"], row["EM"], row["searches"]) == ("0", "–", "–")
-    assert "efficiency-0" not in {model_name(one) for one in trainings(poor)}
-    differences = [row["difference"] for row in table(poor, "evo-combinations-claims")]
-    assert not any("efficiency" in one for one in differences)
-    assert "best-2 − warm-start" in differences
 
 
 def reward_model(head: dict[str, Any]) -> dict[str, Any]:
