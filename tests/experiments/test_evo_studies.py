@@ -13,7 +13,7 @@ from fake_study_runner import Command, Pretended, pretended, tells_nothing
 from sample_records import a_question
 
 from experiments import arms
-from experiments.arms import START, Arm
+from experiments.arms import Arm
 from experiments.evo import combinations as evo_combinations
 from experiments.evo import literal as evo_literal
 from experiments.evo import schedules as evo_schedules
@@ -23,20 +23,12 @@ from pipelines.cli import parser, run_stage
 from pipelines.study import STUDIES, study_named
 from runs.studies.journal import artifact_digest
 from sources.load import Data
-from storage.records import Prediction
-
-SEARCHES = {"warm-start": 2, "answer-only": 2, "two-stage": 4, "time-dynamic": 3}
-"""Searches per question, by arm; every other arm searches twice."""
-
-
-def answers(policy: str) -> list[Prediction]:
-    arm = policy if policy == START else policy.rpartition("-")[0]
-    return searching(SEARCHES.get(arm, 2), "1100" * 3, unanswerable=2)
 
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    monkeypatch.setattr(arms, "predictions_of", lambda runner, policy, *_: answers(policy))
+    rows = searching(2, "1100" * 3, unanswerable=2)
+    monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
     asked = tuple(a_question(id=f"q{n}", answerable=n < 12) for n in range(14))
     monkeypatch.setattr(evo_schedules, "evaluation_data", lambda _: Data(asked, (), {}))
     for module in (evo_schedules, evo_combinations):
