@@ -432,6 +432,16 @@ async def test_cancelling_closes_the_request() -> None:
         await asyncio.wait_for(server.aborted.wait(), 5)
 
 
+async def test_concurrency_does_not_exceed_its_maximum() -> None:
+    async def slow(_: dict[str, Any]) -> str:
+        await asyncio.sleep(0.01)
+        return "Paris"
+
+    async with FakeEndpoint(slow) as server, engine(server.base_url, max_concurrency=2) as policy:
+        await asyncio.gather(*map(policy.sample, draws(7)))
+    assert server.most == 2
+
+
 def test_the_digest_depends_on_endpoint_and_model() -> None:
     here = engine("http://127.0.0.1:8000/v1").digest
     assert here == engine("http://127.0.0.1:8000/v1/").digest

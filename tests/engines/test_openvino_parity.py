@@ -140,6 +140,7 @@ async def test_f16_agrees_with_transformers(
     assert [c.text for c in completions] == texts
 
 
+@pytest.mark.long
 async def test_exported_weights_agree_only_if_their_rows_are_permuted(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from fake_study_runner import Command, Pretended, pretended, tells_nothing
 from sample_records import a_question
 
 from experiments import arms
-from experiments.arms import START, Arm
+from experiments.arms import Arm
 from experiments.evo import combinations as evo_combinations
 from experiments.evo import literal as evo_literal
 from experiments.evo import schedules as evo_schedules
@@ -23,20 +23,12 @@ from pipelines.cli import parser, run_stage
 from pipelines.study import STUDIES, study_named
 from runs.studies.journal import artifact_digest
 from sources.load import Data
-from storage.records import Prediction
-
-SEARCHES = {"warm-start": 2, "answer-only": 2, "two-stage": 4, "time-dynamic": 3}
-"""Searches per question, by arm; every other arm searches twice."""
-
-
-def answers(policy: str) -> list[Prediction]:
-    arm = policy if policy == START else policy.rpartition("-")[0]
-    return searching(SEARCHES.get(arm, 2), "1100" * 3, unanswerable=2)
 
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    monkeypatch.setattr(arms, "predictions_of", lambda runner, policy, *_: answers(policy))
+    rows = searching(2, "1100" * 3, unanswerable=2)
+    monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
     asked = tuple(a_question(id=f"q{n}", answerable=n < 12) for n in range(14))
     monkeypatch.setattr(evo_schedules, "evaluation_data", lambda _: Data(asked, (), {}))
     for module in (evo_schedules, evo_combinations):
@@ -57,14 +49,6 @@ def table(runner: Pretended, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def trainings(runner: Pretended) -> list[Command]:
-    return [one for one in runner.ran if one.stage == "train-dpo"]
-
-
-def model_name(command: Command) -> str:
-    return command.arguments[-1]
-
-
 def all_arms() -> Iterator[Arm]:
     for module in (evo_schedules, evo_literal, evo_combinations, evo_step_value):
         for arm in module.ARMS:
@@ -82,24 +66,6 @@ def test_studies_of_one_run_do_not_overwrite_each_other() -> None:
     assert "full" in made
     own = {f"only-{reward}" for reward in evo_single.PAPERS}
     assert own.isdisjoint(made)
-
-
-def test_an_arm_with_too_few_pairs_is_reported_as_left_out(
-    tmp_path: Path, runner: Pretended
-) -> None:
-    def told(command: Command) -> dict[str, Any]:
-        few = command.arguments[1:] == ("efficiency",)
-        return {"pairs": 3 if few else 200} if command.stage == "relabel" else {}
-
-    poor = shared(tmp_path, told=told)
-    evo_combinations.evo_combinations(poor)
-    by_arm = {row["arm"]: row for row in table(poor, "evo-combinations-arms")}
-    row = by_arm["efficiency (left out: efficiency: only 3 of at least 20 pairs)"]
-    assert (row["seeds"], row["EM"], row["searches"]) == ("0", "–", "–")
-    assert "efficiency-0" not in {model_name(one) for one in trainings(poor)}
-    differences = [row["difference"] for row in table(poor, "evo-combinations-claims")]
-    assert not any("efficiency" in one for one in differences)
-    assert "best-2 − warm-start" in differences
 
 
 def reward_model(head: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from runs.recipe_file import load_recipe
 from runs.stage import StageContext
 from runs.studies import study_runner as lab_module
 from runs.studies.journal import Event, Journal, command_key
-from runs.studies.study_runner import StageStopped, StageTotals, StudyRunner, overrides
+from runs.studies.study_runner import StageStopped, StageTotals, StudyRunner
 from runs.terminal import Terminal
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
@@ -231,13 +231,3 @@ def test_a_truncated_journal_line_does_not_hide_other_lines(tmp_path: Path) -> N
 def test_the_key_of_a_command_depends_on_the_recipe_and_word_boundaries() -> None:
     assert command_key(("eval", "--run", "r"), "x") != command_key(("eval", "--run", "r"), "y")
     assert command_key(("a b",), "x") != command_key(("a", "b"), "x")
-
-
-def test_overrides_can_be_parsed_by_load_recipe() -> None:
-    words = overrides(
-        {"evaluation.set": {"source": "atlas", "split": "dev"}, "evaluation.limit": 7}
-    )
-    recipe = load_recipe(Path("configs/atlas.yaml"), [w for w in words if w != "--set"])
-    assert recipe.evaluation.set is not None
-    assert recipe.evaluation.set.split == "dev"
-    assert recipe.evaluation.limit == 7

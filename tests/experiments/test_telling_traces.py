@@ -9,7 +9,7 @@ from sample_records import a_question
 
 from experiments.arms import Arm, EvaluatedArm
 from experiments.evo.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo.traces import most_different_questions, trace_text
+from experiments.evo.traces import trace_text
 from storage.records import Prediction
 
 REPEATED = ["capital of France", "Lyon", "France capital of"]
@@ -18,23 +18,6 @@ REPEATED = ["capital of France", "Lyon", "France capital of"]
 
 def evaluated_arm(name: str, rows: Sequence[Prediction]) -> EvaluatedArm:
     return EvaluatedArm(Arm(name), {0: list(rows)})
-
-
-def test_most_different_questions_rank_by_outcome_then_by_searches() -> None:
-    same = an_answer("same", ["Lyon"], 1.0)
-    short, long = (an_answer("longer", REPEATED[:n], 1.0) for n in (1, 3))
-    right, wrong = (an_answer("differs", ["Lyon"], em) for em in (1.0, 0.0))
-    refused = an_answer("none", ["Lyon"], None, refused=True)
-    shared = {
-        ("atlas", "same"): {"a": same, "b": same},
-        ("atlas", "longer"): {"a": short, "b": long},
-        ("atlas", "differs"): {"a": right, "b": wrong},
-        ("atlas", "none"): {"a": refused, "b": refused},
-    }
-    found = [name for _, name in most_different_questions(shared)]
-    assert found == ["differs", "longer", "same", "none"], (
-        "different outcomes should come first, then different searches"
-    )
 
 
 def test_a_trace_shows_searches_near_duplicates_and_the_outcome() -> None:

@@ -27,6 +27,8 @@ STEPS = [
     ),
 ]
 
+SHORT = ("curriculum.cycles.discovery=0", "curriculum.reward_model=false")
+"""Settings of a curriculum with four steps."""
 DEATHS = ("1 begun", "1 made", "2 begun", "3 made", "4 begun")
 """When each attempt is killed, in order (see `little_stages`)."""
 
@@ -133,24 +135,24 @@ def test_a_changed_recipe_or_policy_is_refused(little_curriculum: LittleCurricul
 def test_settings_are_compared_with_those_at_the_start_not_with_config_yaml(
     little_curriculum: LittleCurriculum,
 ) -> None:
-    assert little_curriculum.start(death="2 begun").code == -signal.SIGKILL
+    assert little_curriculum.start(*SHORT, death="2 begun").code == -signal.SIGKILL
     overwritten = load_recipe(
         little_curriculum.run / "config.yaml", ("data.limit=1", "training.dpo.lr=0.5")
     )
     (little_curriculum.run / "config.yaml").write_text(dump_recipe(overwritten))
-    refused = little_curriculum.start("training.dpo.lr=0.5")
+    refused = little_curriculum.start(*SHORT, "training.dpo.lr=0.5")
     assert refused.code == 2
     assert "training.dpo.lr: was 0.0001, now 0.5" in refused.said
-    finished = little_curriculum.start()
+    finished = little_curriculum.start(*SHORT)
     assert finished.code == 0, finished.said
-    assert little_curriculum.noted() == STEPS
+    steps = ("annotate", "train-dpo", "eval")
+    assert little_curriculum.noted() == ["eval evo", *(f"{one} evo-refinement-1" for one in steps)]
 
 
 def test_limits_and_refinement_cycles_may_be_raised(little_curriculum: LittleCurriculum) -> None:
-    small = ("curriculum.cycles.discovery=0", "curriculum.reward_model=false")
-    assert little_curriculum.start(*small, "limits.max_hours=1").code == 0
+    assert little_curriculum.start(*SHORT, "limits.max_hours=1").code == 0
     whole = little_curriculum.log()
-    more = little_curriculum.start(*small, "limits.max_hours=2", "curriculum.cycles.refinement=2")
+    more = little_curriculum.start(*SHORT, "limits.max_hours=2", "curriculum.cycles.refinement=2")
     assert more.code == 0, more.said
     begun = [line for line in little_curriculum.log()[len(whole) :] if line.startswith("begun")]
     assert begun == [f"begun {step} evo-refinement-2" for step in ("annotate", "train-dpo", "eval")]

@@ -48,9 +48,9 @@ def annotate_and_check_rows(world: World, run: Path) -> None:
 def test_a_damaged_index_is_rebuilt_and_logged_once(
     harm: Harm, own_world: World, tmp_path: Path
 ) -> None:
-    for n, path in enumerate(sorted(index_of(own_world).iterdir())):
-        harm(path, Random(n))
-        annotate_and_check_rows(own_world, tmp_path / str(n) / "run")
+    """In every file of an index: `tests/retrieval/test_damaged_index.py`."""
+    harm(min(index_of(own_world).iterdir()), Random(0))
+    annotate_and_check_rows(own_world, tmp_path / "run")
 
 
 def test_a_cache_folder_that_others_can_write_is_refused_before_any_call(

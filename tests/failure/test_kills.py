@@ -106,7 +106,12 @@ def request_at(moment: int, world: World) -> int:
     return math.ceil(moment / 100 * len(stored_seeds(world.whole)))
 
 
-@pytest.mark.parametrize("moment", moments(8, seed=3))
+MOMENTS = moments(20, seed=3)
+
+
+@pytest.mark.parametrize(
+    "moment", [*MOMENTS[:8], *(pytest.param(m, marks=pytest.mark.long) for m in MOMENTS[8:])]
+)
 def test_a_run_killed_when_a_request_arrives_resumes(
     moment: int, world: World, tmp_path: Path
 ) -> None:

@@ -12,8 +12,6 @@ from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from report.facts import evaluations
-from runs.evaluation.question_set import set_name
-from runs.recipe_file import load_recipe
 from storage.parts import read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records
@@ -156,14 +154,6 @@ def test_evaluations_with_other_settings_are_stored_separately(
         assert {row.evaluation for row in rows} == {name}
         steps.append(settings["agent"]["max_steps"])
     assert sorted(steps) == [2, 6]
-
-
-def test_a_mix_of_sets_is_named_after_its_sources(tmp_path: Path) -> None:
-    data = {
-        "mix": [{"source": "2wiki", "questions": "a"}, {"source": "hotpotqa", "questions": "b"}]
-    }
-    path = recipe(tmp_path, "http://127.0.0.1:1/v1", data=data)
-    assert set_name(load_recipe(path)) == "2wiki+hotpotqa-test"
 
 
 def test_annotated_questions_are_refused_as_a_test_set(

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from command_line import branchwise
 from loopback import serving
 from stages import CHECK_TIMEOUT_S
 from tiny_dataset import policy, recipe
@@ -32,34 +34,35 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Annotated run with a relabelling `half` that changes every reward."""
     folder = tmp_path_factory.mktemp("inspect")
     run = folder / "run"
-    with serving(policy) as endpoint:
+    with pytest.MonkeyPatch.context() as patch, serving(policy) as endpoint:
+        patch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
+        patch.setenv("OPENAI_API_KEY", "test-key")
         config = recipe(folder, endpoint.base_url)
-        environment = {"BRANCHWISE_CACHE": str(folder / "cache"), "OPENAI_API_KEY": "test-key"}
-        for stage in (
-            ("annotate", "--config", str(config)),
-            ("relabel", "--label", "half", "--set", "rewards.alpha=0.5"),
-        ):
-            subprocess.run(
-                [*BRANCHWISE, *stage, "--run", str(run)],
-                env=os.environ | environment,
-                stdout=subprocess.PIPE,
-                check=True,
-            )
+        assert branchwise("annotate", config, run) == 0
+        half = ("--label", "half", "--set", "rewards.alpha=0.5")
+        assert branchwise("relabel", config, run, *half) == 0
     return run
 
 
-def output(run: Path, *more: str, sql: str = "", code: int = 0) -> str:
-    """Returns what `branchwise inspect` prints to a pipe."""
-    ended = subprocess.run(
-        [*BRANCHWISE, "inspect", "--run", str(run), *more],
-        env=os.environ | {"SQL": sql},
-        stdout=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert ended.returncode == code, ended.stdout
-    return ended.stdout
+Output = Callable[..., str]
+
+
+@pytest.fixture
+def output(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Output:
+    """Returns what `branchwise inspect` prints if its output is not a terminal."""
+
+    def printed(*more: str, sql: str = "", code: int = 0) -> str:
+        monkeypatch.setenv("SQL", sql)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["inspect", "--run", str(run), *more])
+        said = capsys.readouterr().out
+        assert (ended.value.code or 0) == code, said
+        return said
+
+    return printed
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "md"])
@@ -135,13 +138,13 @@ def test_ctrl_c_ends_a_query_without_output(run: Path) -> None:
     assert ended.stdout == "interrupted; rerun the same command to resume\n"
 
 
-def test_a_long_result_has_one_header_in_data_formats(run: Path) -> None:
+def test_a_long_result_has_one_header_in_data_formats(output: Output) -> None:
     rows = list(range(2500))
     sql = f"select * from range({len(rows)})"
-    assert output(run, "--format", "csv", sql=sql).split() == ["range", *map(str, rows)]
-    shown = json.loads(output(run, "--format", "json", sql=sql))
+    assert output("--format", "csv", sql=sql).split() == ["range", *map(str, rows)]
+    shown = json.loads(output("--format", "json", sql=sql))
     assert [row["range"] for row in shown] == rows
-    head, _, *cells = output(run, "--format", "md", sql=sql).splitlines()
+    head, _, *cells = output("--format", "md", sql=sql).splitlines()
     assert [head, *cells] == [f"| {cell} |" for cell in ("range", *rows)]
 
 
@@ -149,50 +152,50 @@ QUOTED = "'" + LONG.replace("'", "''") + "'"
 ROW = f"select {QUOTED} as question, chosen, reward_gap, null as nothing from pairs limit 1"
 
 
-def test_csv_and_json_hold_the_stored_values(run: Path) -> None:
+def test_csv_and_json_hold_the_stored_values(run: Path, output: Output) -> None:
     (pair,) = table_to_records(read_parts(run, "pairs").slice(0, 1), Pair)
-    (row,) = csv.DictReader(io.StringIO(output(run, "--format", "csv", sql=ROW)))
+    (row,) = csv.DictReader(io.StringIO(output("--format", "csv", sql=ROW)))
     assert row["question"] == LONG
     assert json.loads(row["chosen"]) == [asdict(message) for message in pair.chosen]
     assert (float(row["reward_gap"]), row["nothing"]) == (pytest.approx(pair.reward_gap), "")
-    (parsed,) = json.loads(output(run, "--format", "json", sql=ROW))
+    (parsed,) = json.loads(output("--format", "json", sql=ROW))
     assert parsed["question"] == LONG
     assert parsed["nothing"] is None
     assert parsed["chosen"] == json.loads(row["chosen"])
 
 
-def test_json_keeps_columns_with_the_same_name(run: Path) -> None:
-    (row,) = json.loads(output(run, "--format", "json", sql="select 1 as a, 2 as a"))
+def test_json_keeps_columns_with_the_same_name(output: Output) -> None:
+    (row,) = json.loads(output("--format", "json", sql="select 1 as a, 2 as a"))
     assert row == {"a": 1, "a_2": 2}
 
 
-def test_cells_of_a_redirected_table_are_not_cut(run: Path) -> None:
-    text = output(run, sql=f"select {', '.join(f'{QUOTED} as c{n}' for n in range(4))}")
+def test_cells_of_a_redirected_table_are_not_cut(output: Output) -> None:
+    text = output(sql=f"select {', '.join(f'{QUOTED} as c{n}' for n in range(4))}")
     assert text.count("text " * 99) == 4
     assert "\x1b" not in text
 
 
-def test_markdown_has_a_line_per_row(run: Path) -> None:
-    head, rule, row = output(run, "--format", "md", sql=ROW).splitlines()
+def test_markdown_has_a_line_per_row(output: Output) -> None:
+    head, rule, row = output("--format", "md", sql=ROW).splitlines()
     assert head == "| question | chosen | reward_gap | nothing |"
     assert rule == "| --- | --- | --- | --- |"
     assert row.startswith(r"| a \| long ")
 
 
-def test_label_selects_trees_and_pairs_of_a_relabelling(run: Path) -> None:
+def test_label_selects_trees_and_pairs_of_a_relabelling(run: Path, output: Output) -> None:
     sql = "select * from pairs"
     for table, more in (("pairs", ()), ("relabelled/half/pairs", ("--label", "half"))):
-        shown = json.loads(output(run, "--format", "json", *more, sql=sql))
+        shown = json.loads(output("--format", "json", *more, sql=sql))
         assert [row["pair_id"] for row in shown] == read_parts(run, table)["pair_id"].to_pylist()
     sql = "select * from trees"
     for table, more in (("trees", ()), ("relabelled/half/labels", ("--label", "half"))):
-        shown = json.loads(output(run, "--format", "json", *more, sql=sql))
+        shown = json.loads(output("--format", "json", *more, sql=sql))
         assert [row["reward"] for row in shown] == read_parts(run, table)["reward"].to_pylist()
-    assert "--label loose: " in output(run, "--label", "loose", sql=sql, code=2)
+    assert "--label loose: " in output("--label", "loose", sql=sql, code=2)
 
 
-def test_csv_of_several_tables_is_refused(run: Path) -> None:
-    assert "needs a query" in output(run, "--format", "csv", code=2)
+def test_csv_of_several_tables_is_refused(output: Output) -> None:
+    assert "needs a query" in output("--format", "csv", code=2)
 
 
 def test_a_terminal_without_sql_gets_a_prompt(run: Path) -> None:

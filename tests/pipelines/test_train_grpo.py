@@ -211,9 +211,8 @@ KILLS = [
     Seam("put", nth=20),
     Seam("rename", LISTED),
     Seam("rename", LISTED, "after"),
-    Seam("put", when="after", nth=10),
 ]
-"""In the second batch, before and after its checkpoint is listed, and in the third batch."""
+"""In the second batch, and before and after its checkpoint is listed."""
 
 
 @pytest.mark.model
@@ -254,10 +253,6 @@ def kill_and_resume(whole: Trained, killed: Trained) -> None:
     assert killed.curve() == curve
     assert killed.adapter() == whole.adapter()
 
-    workspace.grpo = {**GRPO, "lr": 1e-3}
-    other = killed.run("--resume")
-    assert other.code == 1 and "checkpoints of another training" in other.said
-    workspace.grpo = GRPO
     for setting in ("policy.temperature=0.7", "retrieval.top_k=1"):
         other = killed.run("--resume", "--set", setting)
         assert other.code == 1 and "checkpoints of another training" in other.said, setting

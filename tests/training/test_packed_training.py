@@ -201,7 +201,7 @@ def test_reference_logps_are_computed_once_for_all_seeds_and_labels(
 def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path) -> None:
     rows, said, found = pairs(24), list[str](), []
     for packed in (True, False):
-        settings = preference(batch_size=24, micro_batch=24, holdout=0.5, epochs=5, packed=packed)
+        settings = preference(batch_size=24, micro_batch=24, holdout=0.5, epochs=4, packed=packed)
         target = tmp_path / str(packed)
         report = train_dpo(TrainingRun("dpo", settings, base, target, 1, log=said.append), rows)
         record = json.loads((target / "training.json").read_text())["report"]

@@ -152,8 +152,8 @@ def test_an_unpacked_resume_within_the_second_epoch_gives_the_uninterrupted_curv
     base: str, tmp_path: Path
 ) -> None:
     def train(target: Path) -> None:
-        settings = preference(packed=False, epochs=2)
-        train_dpo(TrainingRun("dpo", settings, base, target, 0), pairs(16))
+        settings = preference(packed=False, epochs=2, batch_size=2)
+        train_dpo(TrainingRun("dpo", settings, base, target, 0), pairs(8))
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole)
@@ -346,9 +346,14 @@ def test_a_training_does_not_overwrite_its_start(started: Path) -> None:
         train_dpo(TrainingRun("dpo", preference(), str(started), started, 0), pairs())
 
 
-def test_an_export_keeps_the_trained_change(tmp_path: Path) -> None:
-    base, trained = str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "trained"
-    warm_start(steps(8), supervised(base), target=trained, seed=0)
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf"))
+
+
+def test_an_export_keeps_the_trained_change(gguf: str, tmp_path: Path) -> None:
+    trained = tmp_path / "trained"
+    warm_start(steps(8), supervised(gguf), target=trained, seed=0)
     report = export_policy(str(trained))
     assert report.trained_change > 0
     assert [written.form for written in report.exported] == ["safetensors", "gguf"]
@@ -357,15 +362,15 @@ def test_an_export_keeps_the_trained_change(tmp_path: Path) -> None:
 
 
 def test_the_gguf_of_a_fully_trained_policy_keeps_the_trained_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file for the engine changes the logits as the trained weights do."""
-    base, trained = str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "trained"
-    monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: Path(base))
-    warm_start(steps(8), supervised(base, lora=None, lr=1e-3), target=trained, seed=0)
+    trained = tmp_path / "trained"
+    monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: Path(gguf))
+    warm_start(steps(8), supervised(gguf, lora=None, lr=1e-3), target=trained, seed=0)
     file = ensure_gguf(policy_files(str(trained)), "f16")
     (start, tokenizer), (whole, _), (read, _) = (
-        load_policy(policy_files(str(one))) for one in (base, trained, file)
+        load_policy(policy_files(str(one))) for one in (gguf, trained, file)
     )
     prompts = export.proof_prompts(tokenizer, ReasonRAG())
     before = export.logits(start, prompts)

@@ -180,16 +180,15 @@ async def test_traces_of_a_recipe_fit_its_limits(atlas: Atlas, tokenizer: Any, n
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["arena", "r1-searcher", *LOOPS])
 async def test_training_prompts_have_the_token_ids_of_the_engines_prompts(
-    atlas: Atlas, tokenizer: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    atlas: Atlas, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
-    by = protocol(name)
-    made = await traces_of(atlas, by)
+    protocols = map(protocol, ("arena", "r1-searcher", *LOOPS))
+    made = [await traces_of(atlas, by) for by in protocols]
     asked = {"sampling": Sampling(), "identity": CallIdentity("policy", "q", "r")}
     async with embedded_engine(ModelSettings(model="packaged")) as engine:
-        for example in made.examples[:40]:
+        for example in (one for traces in made for one in traces.examples[:20]):
             turn = tuple(m.content for m in example.messages if m.role == "assistant")
             messages = example.messages[: len(example.messages) - len(turn)]
             request = SampleRequest(messages, prefix=turn or None, **asked)  # type: ignore[arg-type]
