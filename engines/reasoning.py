@@ -4,6 +4,7 @@ Protocols that continue one turn (R1-Searcher, Search-R1, Eval-RAR, AutoRefine) 
 themselves and draw by token ids, so the rule does not apply to them.
 """
 
+import json
 import re
 
 READER = 1
@@ -37,3 +38,9 @@ def split_reasoning(content: str) -> tuple[str, str]:
     (reasoning if is_open else reply).append(content[start:])
     thoughts = (thought.strip() for thought in reasoning)
     return "".join(reply).strip(), "\n\n".join(thought for thought in thoughts if thought)
+
+
+def raw_reply(content: str, finish_reason: str) -> str:
+    """Returns a whole reply of the embedded engine in the form in which endpoints send theirs."""
+    whole = {"message": {"content": content}, "finish_reason": finish_reason}
+    return json.dumps(whole, ensure_ascii=False)

@@ -240,6 +240,12 @@ class ModelSettings(Settings):
         return name
 
     @property
+    def reply_rule(self) -> str:
+        """How replies are drawn and read, as part of a model's digest; "" for the defaults."""
+        thinking = " thinking" if self.thinking else ""
+        return thinking + ("" if self.reasoning == "auto" else f" {self.reasoning}")
+
+    @property
     def trainable(self) -> str:
         """Returns the initial weights for training."""
         return self.weights or self.model

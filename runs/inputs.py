@@ -118,7 +118,7 @@ def check_not_fewer(run: Path, questions: Sequence[Question], limit: int | None)
 def model_digest(model: ModelSettings, recipe: Recipe) -> str:
     """Returns the `policy_digest` of rows that a model draws, without converting its weights."""
     if model.engine == "openvino":
-        return policy_digest(policy_files(model.model), model.precision)
+        return policy_digest(policy_files(model.model), model.precision + model.reply_rule)
     if model.engine == "vllm":
         return served_digest(model)
     return engine_for(model, recipe).digest

@@ -19,6 +19,7 @@ from base.errors import ConfigError, EndpointError
 from base.text import Log, replace_surrogates
 from engines.embedded.batching import BatchingThread
 from engines.embedded.structure import drop_wide_bounds, truncate_to_bounds
+from engines.reasoning import raw_reply, split_reasoning
 from engines.sampling import (
     Capabilities,
     Completion,
@@ -79,7 +80,9 @@ def embedded_engine(
     return OpenVINOEngine(
         gguf,
         model=settings.model,
-        digest=policy_digest(files, settings.precision),
+        digest=policy_digest(files, settings.precision + settings.reply_rule),
+        thinking=settings.thinking,
+        splits_reasoning=settings.reasoning != "keep",
         max_batch=max_batch,
         kv_cache_gib=kv_cache_gib,
     )
@@ -101,12 +104,15 @@ class OpenVINOEngine:
         digest: str,
         max_batch: int = 32,
         kv_cache_gib: int = 1,
+        thinking: bool = False,
+        splits_reasoning: bool = True,
     ) -> None:
         self.model = model
         self.digest = digest
         self._gguf = gguf
         self._max_batch = max_batch
         self._cache_gib = kv_cache_gib
+        self._thinking, self._splits_reasoning = thinking, splits_reasoning
         self._batch: BatchingThread | None = None
         self._tokenizer: Any = None
         self._template = ""
@@ -157,7 +163,13 @@ class OpenVINOEngine:
             "eos_token": self._tokenizer.get_eos_token(),
         }
         ids = self._encoded(
-            rendered(self._template, request.messages, first, special_tokens=special_tokens)
+            rendered(
+                self._template,
+                request.messages,
+                first,
+                special_tokens=special_tokens,
+                thinking=self._thinking,
+            )
         )
         for part in parts:
             ids += self._encoded(part) if isinstance(part, str) else part
@@ -210,12 +222,18 @@ class OpenVINOEngine:
             if text != written:  # cut at the bound, so the model's tokens no longer match
                 ids = [*self._encoded(text), int(self._tokenizer.get_eos_token_id())]
                 logprobs, finish = None, "stop"
+        reasoning, whole = "", text
+        # A protocol that continues its turn, or trains on all tokens, reads its own `<think>`.
+        if self._splits_reasoning and not (request.tokens or request.prefix):
+            text, reasoning = split_reasoning(text)
         return Completion(
             text=text,
             finish_reason=finish,
             usage=Usage(
                 len(prompt), 0, len(output.generated_ids)
             ),  # OpenVINO does not report cache hits
+            reasoning=reasoning,
+            raw=raw_reply(whole, finish) if reasoning else None,
             model=self.model,
             stop_reason=stop,
             prompt_ids=tuple(prompt),

@@ -57,7 +57,7 @@ def served_digest(settings: ModelSettings) -> str:
     Raises:
         ConfigError: If the model's files are missing or unusable.
     """
-    how = " ".join(["vllm", settings.dtype, *settings.server_args])
+    how = " ".join(["vllm", settings.dtype, *settings.server_args]) + settings.reply_rule
     files = served_files(settings.model)
     return digest_of(how, settings.model) if files is None else policy_digest(files, how)
 
