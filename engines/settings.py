@@ -186,10 +186,10 @@ class ModelSettings(Settings):
             recognises vendors by the address.
         request: Further differences from OpenAI's requests, in addition to those of `server`.
         thinking: Whether a model that can think before it replies does so. Trainings never let it.
-        reasoning: How a reply is told from the model's reasoning. `auto`: text in `<think>` and in
-            the fields for reasoning is not the reply, unless a model ended its turn without any
-            other (some servers misfile the reply). `drop`: it never is. `keep`: `<think>` is part
-            of the reply.
+        reasoning: How a reply is told from the model's reasoning. `drop`: text in `<think>` and in
+            the fields for reasoning is not the reply. `reply`: as `drop`, but if a model ended its
+            turn with reasoning alone, the server misfiled the reply. `auto`: `reply` if the request
+            switches thinking off, else `drop`. `keep`: `<think>` is part of the reply.
         structured_output: How an `openai` endpoint takes constraints; "auto" detects it. Actions
             are only constrained in vLLM's form; with other servers, any other output counts as an
             invalid action. The judge's verdict works with both forms.
@@ -211,7 +211,7 @@ class ModelSettings(Settings):
     server: ServerName = "auto"
     request: RequestSettings = RequestSettings()
     thinking: bool = False
-    reasoning: Literal["auto", "drop", "keep"] = "auto"
+    reasoning: Literal["auto", "drop", "reply", "keep"] = "auto"
     structured_output: Literal["auto", "vllm", "json_schema", "none"] = "auto"
     price_per_million: Price | None = None
 

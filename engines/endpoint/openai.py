@@ -20,6 +20,7 @@ from engines.endpoint.client import checked_url, new_client, secrets_of
 from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
 from engines.endpoint.remedies import find_settings
 from engines.endpoint.replies import (
+    ReasoningRule,
     UnreadableReply,
     is_ids,
     longest_text,
@@ -265,11 +266,19 @@ class OpenAIEngine:
                 model=self._settings.model,
                 latency_s=latency_s,
                 counter=self._counting.counter,
-                rule=self._settings.reasoning,
+                rule=self._reasoning_rule,
                 longest=longest_text(request.sampling.max_new_tokens),
             )
         except ValueError as fault:
             raise self._in_words(fault) from None
+
+    @property
+    def _reasoning_rule(self) -> ReasoningRule:
+        rule, thinking = self._settings.reasoning, self._settings.thinking
+        if rule != "auto":
+            return rule
+        is_off = self._shape.switches_thinking_off or (self._form == "vllm" and not thinking)
+        return "reply" if is_off else "drop"
 
     def _tell_usage(self, rests_on: str) -> None:
         if self._on_event is not None:

@@ -9,7 +9,7 @@ from engines.endpoint.usage import TokenCounter, cached_tokens, least_prompt_tok
 from engines.reasoning import split_reasoning
 from engines.sampling import Completion, FinishReason, SampleRequest, Usage
 
-ReasoningRule = Literal["auto", "drop", "keep"]
+ReasoningRule = Literal["drop", "reply", "keep"]
 """How a reply is told from its reasoning (`engines.settings.ModelSettings.reasoning`)."""
 
 FINISH_REASONS: dict[str, FinishReason] = {
@@ -118,7 +118,7 @@ def read_reply(
     model: str,
     latency_s: float,
     counter: TokenCounter,
-    rule: ReasoningRule = "auto",
+    rule: ReasoningRule = "drop",
     longest: int = _SHORTEST_LIMIT,
 ) -> Completion:
     """Returns the `Completion` in the JSON of a reply.
@@ -174,8 +174,8 @@ def _text_and_reasoning(
 ) -> tuple[str, str]:
     """Returns the reply in a message, and its reasoning.
 
-    A model that has ended its turn has replied. If there is only reasoning then, the server has
-    misfiled the reply, as vLLM, SGLang, llama.cpp and LM Studio do for some models.
+    With the rule `reply`, reasoning is the reply of a model that ended its turn without another:
+    vLLM, SGLang, llama.cpp and LM Studio misfile the replies of some models.
 
     Raises:
         UnreadableReply: If the content is not a text.
@@ -191,7 +191,7 @@ def _text_and_reasoning(
         return content or "", beside
     text, inside = split_reasoning(content or "")
     reasoning = "\n\n".join(part for part in (beside, inside) if part)
-    if rule == "auto" and finish == "stop" and beside and not content:
+    if rule == "reply" and finish == "stop" and beside and not content:
         return split_reasoning(beside)
     return text, reasoning
 

@@ -118,6 +118,7 @@ class RequestShape:
     rename: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     merge_system: bool = False
+    switches_thinking_off: bool = False
 
     def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the body in the form that the server takes."""
@@ -165,6 +166,7 @@ def request_shape(settings: ModelSettings) -> RequestShape:
         request.rename,
         merged(off, request.extra),
         request.merge_system,
+        bool(off),
     )
 
 

@@ -15,7 +15,6 @@ from fake_endpoint import FakeEndpoint, completion, encoded, failure, ids_comple
 from base.errors import ConfigError, EndpointError, TokenDrift
 from engines.endpoint.openai import OpenAIEngine
 from engines.endpoint.retry import RetryPolicy
-from engines.endpoint.server import is_openai
 from engines.sampling import (
     CallIdentity,
     SampleRequest,
@@ -27,6 +26,7 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from storage.records import Message
+from weights.chat_template import template_values
 
 KEY = "sk-verysecret-0123456789"
 
@@ -101,6 +101,7 @@ async def test_seeds_are_stable_per_call_and_differ_per_draw() -> None:
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
+THOUGHT = {"reasoning_content": "So score 1"}
 PARTS = [
     {"type": "thinking", "thinking": [{"text": "hm"}]},
     *({"type": "text", "text": text} for text in ("<answer>", "Paris")),
@@ -111,7 +112,7 @@ PARTS = [
 @pytest.mark.parametrize(
     ("body", "text", "finish", "stop"),
     [
-        (completion(None, message={"reasoning_content": "So score 1"}), "", "stop", "stop"),
+        (completion(None, message=THOUGHT, finish_reason="length"), "", "length", "reasoning only"),
         (completion(None, message={"refusal": "I won't"}), "", "content_filter", "refusal"),
         (completion("cut", finish_reason="length"), "cut", "length", "length"),
         (completion("x", finish_reason="tool_calls"), "x", "unknown", "tool_calls"),
@@ -129,13 +130,50 @@ async def test_unusual_replies_are_parsed(
     assert (said.text, said.finish_reason, said.stop_reason) == (text, finish, stop)
 
 
+@pytest.mark.parametrize(
+    ("settings", "owner", "text"),
+    [
+        ({}, "vllm", "So score 1"),  # the request switched thinking off
+        ({"server": "lm-studio"}, "unknown", "So score 1"),
+        ({}, "unknown", ""),
+        ({"reasoning": "reply"}, "unknown", "So score 1"),
+        ({"reasoning": "drop"}, "vllm", ""),
+        ({"thinking": True}, "vllm", ""),
+    ],
+)
+async def test_reasoning_alone_is_the_reply_only_if_the_model_was_told_not_to_think(
+    settings: dict[str, Any], owner: str, text: str
+) -> None:
+    def reply(_: dict[str, Any]) -> dict[str, Any]:
+        return completion(None, message=THOUGHT)
+
+    async with FakeEndpoint(reply, owned_by=owner) as server:
+        async with engine(server.base_url, **settings) as policy:
+            said = await policy.sample(REQUEST)
+    assert (said.text, said.reasoning) == (text, "" if text else "So score 1")
+    assert said.stop_reason == ("stop" if text else "reasoning only")
+    assert json.loads(said.raw or "")["message"]["reasoning_content"] == "So score 1"
+
+
+async def test_reasoning_in_the_content_is_separated_and_stored() -> None:
+    content = "<think>Or <query>x</query>.</think>\n\n<query>y</query>"
+    async with FakeEndpoint(lambda _: content) as server:
+        async with engine(server.base_url) as policy:
+            said = await policy.sample(REQUEST)
+        async with engine(server.base_url, reasoning="keep") as policy:
+            whole = await policy.sample(REQUEST)
+    assert (said.text, said.reasoning) == ("<query>y</query>", "Or <query>x</query>.")
+    assert json.loads(said.raw or "")["message"]["content"] == content
+    assert (whole.text, whole.reasoning, whole.raw) == (content, "", None)
+
+
 async def test_vllm_is_detected_and_gets_structured_outputs() -> None:
     request = replace(REQUEST, structure=Structure("regex", "a|b"))
     async with FakeEndpoint(owned_by="vllm") as server, engine(server.base_url) as policy:
         assert policy.capabilities.structured_output
         await policy.sample(request)
     assert server.requests[0]["structured_outputs"] == {"regex": "a|b"}
-    assert server.requests[0]["chat_template_kwargs"] == {"date_string": "26 Jul 2024"}
+    assert server.requests[0]["chat_template_kwargs"] == template_values()
 
 
 async def test_openai_gets_json_schemas_and_refuses_regexes_and_token_ids() -> None:
@@ -223,7 +261,7 @@ async def test_retries_are_bounded_and_the_client_adds_none() -> None:
         {"error": {"message": "upstream"}},
         completion("x", finish_reason="error"),
         completion("x", finish_reason="abort"),
-        completion("x", choices=[{"message": {"content": "x"}, "error": {"code": 502}}]),
+        completion("x", choices=[{"message": {"content": "x"}, "error": {"message": "no"}}]),
         completion("x", choices=[]),
         completion("x", choices=None),
         completion("x", choices=["x"]),
@@ -247,6 +285,103 @@ async def test_a_reply_that_is_not_a_completion_is_an_error(reply: Any) -> None:
         with pytest.raises(EndpointError, match=r"unreadable.*4 attempts") as caught:
             await policy.sample(REQUEST)
     assert not caught.value.fatal
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "fatal", "attempts"),
+    [
+        ({"error": {"message": "slow down", "code": 429}}, "answered 429: slow down", False, 4),
+        ({"error": {"message": "slow down", "type": "rate_limit_error"}}, "429", False, 4),
+        ({"error": {"message": "no", "code": "insufficient_quota"}}, "no credit left", True, 1),
+        ({"error": {"message": "no", "code": "invalid_api_key"}}, "answered 401", True, 1),
+        ({"error": {"message": "too long", "code": 400}}, "answered 400: too long", False, 1),
+        ({"error": "busy", "status": 503}, "answered 503: busy", False, 4),
+        (completion("x", choices=[{"error": {"code": 502, "message": "no"}}]), "502", False, 4),
+    ],
+)
+async def test_an_error_with_status_200_keeps_its_class(
+    error: dict[str, Any], says: str, fatal: bool, attempts: int
+) -> None:
+    async with FakeEndpoint(lambda _: error) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=says) as caught:
+            await policy.sample(REQUEST)
+    assert caught.value.fatal == fatal
+    if attempts == 1:
+        assert len(server.requests) == 1
+
+
+ERROR_BODIES = [
+    {"error": {"message": "REASON"}},
+    {"error": "REASON"},
+    {"detail": "REASON"},
+    {"detail": [{"loc": ["body", "n"], "msg": "REASON"}]},
+    {"object": "error", "message": "REASON", "code": 400},
+    {"object": "error", "message": {"detail": [{"loc": ["body", "n"], "msg": "REASON"}]}},
+    {"Message": "REASON"},
+    {"errors": [{"message": "REASON"}]},
+    {"errors": ["REASON"]},
+    {"msg": "REASON"},
+    {"type": "error", "error": {"type": "invalid", "message": "REASON"}},
+    {"error": {"code": 400, "details": [{"reason": "REASON"}]}},
+    [{"error": {"code": 400, "message": "REASON", "status": "INVALID_ARGUMENT"}}],
+    {"error_description": "REASON"},
+    "REASON",
+    "<html><head><style>p {}</style></head><body><p>REASON</p></body></html>",
+]
+
+
+@pytest.mark.parametrize("body", ERROR_BODIES, ids=lambda body: str(body)[:50])
+async def test_the_reason_of_an_error_is_shown_whatever_its_shape(body: Any) -> None:
+    text = body if isinstance(body, str) else json.dumps(body)
+
+    def refused(_: dict[str, Any]) -> web.Response:
+        return web.Response(text=text, status=400)
+
+    async with FakeEndpoint(refused) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=r"answered 400: (body\.n: )?REASON$"):
+            await policy.sample(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "says"),
+    [
+        ("<html>portal</html>", "text/html", "a web page instead of JSON.*<html>portal.*base_url"),
+        ('data: {"choices": []}', "text/event-stream", "a stream instead of one reply"),
+        ("", "application/json", "an empty body"),
+        ("OK", "text/plain", r"not JSON \(text/plain.*'OK'"),
+    ],
+)
+async def test_a_reply_that_is_not_json_is_described(
+    body: str, content_type: str, says: str
+) -> None:
+    def reply(_: dict[str, Any]) -> web.Response:
+        return web.Response(text=body, content_type=content_type)
+
+    async with FakeEndpoint(reply) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=says):
+            await policy.sample(REQUEST)
+
+
+async def test_a_prompt_that_the_server_cut_fails_its_question() -> None:
+    long = replace(REQUEST, messages=(Message("user", "word " * 12_000),))
+    usage = {"prompt_tokens": 4096, "completion_tokens": 3, "total_tokens": 4099}
+    async with FakeEndpoint(lambda _: completion("x", usage=usage)) as server:
+        async with engine(server.base_url) as policy:
+            with pytest.raises(EndpointError, match=r"read 4,096 tokens.*it cut the prompt"):
+                await policy.sample(long)
+            assert (await policy.sample(REQUEST)).text == "x"
+    assert len(server.requests) == 2, "a retry would be cut as well"
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [("eos_token", "stop"), ("end_turn", "stop"), ("MAX_TOKENS", "length"), ("SAFETY", "content_filter"),
+     ("model_length", "length"), ("stop_sequence", "stop"), (None, "unknown")],
+)  # fmt: skip
+async def test_finish_reasons_of_all_servers_are_known(reason: str | None, finish: str) -> None:
+    async with FakeEndpoint(lambda _: completion("x", finish_reason=reason)) as server:
+        async with engine(server.base_url) as policy:
+            assert (await policy.sample(REQUEST)).finish_reason == finish
 
 
 async def test_a_401_error_names_the_variable_but_not_the_key(
@@ -366,18 +501,31 @@ async def test_a_wrong_path_is_distinguished_from_a_missing_model() -> None:
                 await policy.check()
 
 
-async def test_openai_gets_max_completion_tokens(
+async def test_requests_have_the_form_that_the_server_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert is_openai("https://api.openai.com/v1")
-    assert is_openai("https://mine.openai.azure.com/openai/v1")
-    assert not is_openai("https://api.openai.com.example/v1")
+    monkeypatch.setenv("GATEWAY_KEY", "a-key")
+    request = {"headers_env": {"api-key": "GATEWAY_KEY"}, "query": {"api-version": "2025-04-01"}}
     async with FakeEndpoint() as server:
-        monkeypatch.setattr("engines.endpoint.openai.is_openai", server.base_url.__eq__)
-        async with engine(server.base_url) as policy:
+        settings = {"server": "azure", "request": request}
+        async with engine(server.base_url, **settings) as policy:
             await policy.sample(REQUEST)
-    (sent,) = server.requests
+    (sent,), (headers,) = server.requests, server.headers
     assert sent["max_completion_tokens"] == 17 and "max_tokens" not in sent
+    assert headers["api-key"] == "a-key" and "Authorization" not in headers
+    assert server.queries == [{"api-version": "2025-04-01"}]
+
+
+async def test_a_header_without_its_variable_is_refused_before_any_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GATEWAY_KEY", raising=False)
+    async with FakeEndpoint() as server:
+        policy = engine(server.base_url, request={"headers_env": {"api-key": "GATEWAY_KEY"}})
+        with pytest.raises(ConfigError, match="GATEWAY_KEY is not set"):
+            async with policy:
+                pass
+    assert server.requests == []
 
 
 async def test_check_of_a_healthy_endpoint_makes_no_call() -> None:

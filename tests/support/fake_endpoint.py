@@ -106,7 +106,7 @@ class FakeEndpoint:
     """The server.
 
     Attributes:
-        requests, headers: JSON bodies and headers of all calls of the model.
+        requests, headers, queries: JSON bodies, headers and parameters of all calls of the model.
         received: Event that is set at the first call of the model.
         under_way, most: Number of calls being answered, and the highest number at once.
         aborted: Event that is set when a client disconnects before its reply.
@@ -118,6 +118,7 @@ class FakeEndpoint:
     key: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    queries: list[dict[str, str]] = field(default_factory=list)
     received: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     under_way: int = 0
@@ -179,6 +180,7 @@ class FakeEndpoint:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
+        self.queries.append(dict(request.query))
         self.received.set()
         if body["model"] not in self.models:
             return failure(404, f"The model `{body['model']}` does not exist.")
