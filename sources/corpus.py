@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import ConfigError
+from base.faults import Faults
 from base.plain_json import kind_in_words
-from base.reading import Faults
 from sources.documents import (
     CONVERTERS,
     ENDINGS,

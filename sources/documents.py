@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from base.reading import Faults
+from base.faults import Faults
 from sources.files import kind_of, open_lossless, valid_lines
 from storage.records import Passage
 

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from base.errors import ConfigError
-from base.reading import Faults
+from base.faults import Faults
 from base.terminal_escape import inert
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merge_passages
 from sources.gold import resolve_gold

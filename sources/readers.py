@@ -4,16 +4,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from base.errors import ConfigError
-from base.reading import Faults
-from sources.bamboogle import BamboogleRow, NqRow, PlainRow
-from sources.files import Placed, Raw, existing, read_rows
+from base.faults import Faults
+from sources.files import Placed, Raw, existing, hub_rows, read_rows
 from sources.flashrag import FlashRow
 from sources.hotpotqa import HotpotRow
-from sources.hub import hub_rows
-from sources.hybridqa import HybridLine
 from sources.jsonl import QuestionLine
 from sources.musique import MusiqueRow
-from sources.popqa import PopRow
+from sources.open_domain import BamboogleRow, NqRow, PlainRow, PopRow
 from sources.reading import ReadingRow
 from sources.rows import Row
 from sources.splits import folded_question, split_of
@@ -28,8 +25,6 @@ FORMS: dict[str, tuple[type[Row], ...]] = {
     "popqa": (QuestionLine, FlashRow, PopRow),
     "bamboogle": (QuestionLine, FlashRow, BamboogleRow),
     "nq": (QuestionLine, FlashRow, NqRow),
-    "hybridqa": (HybridLine, QuestionLine),
-    "ottqa": (HybridLine, QuestionLine),
     "strategyqa": (StrategyRow,),
     "reading": (ReadingRow,),
     "flashrag": (FlashRow,),
@@ -44,8 +39,6 @@ LICENCES = {
     "popqa": "MIT (passages from Wikipedia, CC BY-SA)",
     "bamboogle": "MIT",
     "nq": "CC BY-SA 3.0",
-    "hybridqa": "MIT (passages from Wikipedia, CC BY-SA)",
-    "ottqa": "MIT (passages from Wikipedia, CC BY-SA)",
     "strategyqa": "MIT",
 }
 """Licence by source, for sources that are a single set."""

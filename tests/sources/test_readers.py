@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from base.errors import ConfigError
-from base.reading import Faults
+from base.faults import Faults
 from sources.files import parse_object, read_rows
 from sources.readers import LICENCES, read_set
 from storage.records import Question
