@@ -1,8 +1,8 @@
 """The corpus: a union of passage files and documents, with identical content merged."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,59 @@ from sources.files import Placed, Raw, existing, kind_of, read_rows
 from sources.rows import content_id, first_words
 from storage.records import Passage, Question
 
-READ = "passages read"
 PlacedPassage = tuple[str, Passage]
 """A place ("file:line") and its passage."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Corpus:
     """Passages with distinct ids and distinct content.
 
     Attributes:
-        passages: Passages in the order of the files.
-        aliases: Id of a merged passage → id of the passage that was kept.
+        passages: Passages in the order in which they were added.
+        aliases: Id of a merged passage → id of the passage that it repeats.
+        ids: Id of each passage by its title and text.
         counts: Numbers of passages read, merged and skipped, by name.
     """
 
-    passages: tuple[Passage, ...]
-    aliases: Mapping[str, str]
-    counts: Mapping[str, int]
+    passages: list[Passage] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    ids: dict[tuple[str, str], str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    _first: dict[str, PlacedPassage] = field(default_factory=dict)
+
+    def add(self, place: str, passage: Passage, faults: Faults) -> None:
+        """Adds a passage, or merges it with an earlier one of the same content; one id with two
+        contents is a fault.
+        """
+        self.counts["passages read"] += 1
+        earlier_place, earlier = self._first.setdefault(passage.id, (place, passage))
+        if earlier is not passage:
+            if earlier == passage:
+                self.counts["passages merged: same id and content"] += 1
+            else:
+                faults.add(
+                    place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
+                )
+            return
+        same = self.ids.setdefault((passage.title, passage.text), passage.id)
+        if same == passage.id:
+            self.passages.append(passage)
+        else:
+            self.aliases[passage.id] = same
+            self.counts["passages merged: same content, another id"] += 1
+
+    def add_paragraphs(self, place: str, question: Question, faults: Faults) -> None:
+        """Adds the paragraphs of a question; the id of one without an id is a hash of its content.
+
+        Skips paragraphs without text: some sets have them, and a search cannot find them.
+        """
+        for item in question.paragraphs:
+            if item.text.strip():
+                name = item.id or content_id(item.title, item.text)
+                self.add(place, Passage(id=name, title=item.title, text=item.text), faults)
+            else:
+                self.counts["paragraphs skipped, without text"] += 1
 
 
 def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
@@ -54,77 +89,16 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
         ConfigError: If a path does not exist, a file has faults, or the corpus is empty. Lists up
             to 20 faults with file and line.
     """
-    faults = Faults()
-    passed_over: Counter[str] = Counter()
+    faults, corpus = Faults(), Corpus()
     files = [path for given in paths if (path := existing(given, "data.corpus", faults))]
-    corpus = merge_passages(
-        (placed for path in files for placed in _read(path, passage_words, faults, passed_over)),
-        faults,
-    )
+    for path in files:
+        for place, passage in _read(path, passage_words, faults, corpus.counts):
+            corpus.add(place, passage, faults)
     faults.raise_any()
     if not corpus.passages:
-        seen = "".join(f"; {what}: {count}" for what, count in passed_over.items())
+        seen = "".join(f"; {what}: {count}" for what, count in corpus.counts.items())
         raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{seen}")
-    return replace(corpus, counts={**corpus.counts, **passed_over})
-
-
-def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
-    """Returns the corpus of all paragraphs of `questions` (each with its place).
-
-    Skips paragraphs without text: some sets have them, and a search cannot find them.
-
-    Raises:
-        ConfigError: If two paragraphs share an id and differ.
-    """
-    faults = Faults()
-    passed_over: Counter[str] = Counter()
-    corpus = merge_passages(_paragraph_passages(questions, passed_over), faults)
-    faults.raise_any()
-    return replace(corpus, counts={**corpus.counts, **passed_over})
-
-
-def _paragraph_passages(
-    questions: Iterable[tuple[str, Question]], passed_over: Counter[str]
-) -> Iterator[PlacedPassage]:
-    for place, question in questions:
-        for item in question.paragraphs:
-            if not item.text.strip():
-                passed_over["paragraphs skipped, without text"] += 1
-                continue
-            name = paragraph_id(item.id, item.title, item.text)
-            yield place, Passage(id=name, title=item.title, text=item.text)
-
-
-def paragraph_id(given: str | None, title: str, text: str) -> str:
-    """Returns the passage id of a paragraph: its own, or a hash of its content."""
-    return given or content_id(title, text)
-
-
-def merge_passages(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
-    """Merges passages that repeat an earlier one; one id with two contents is a fault."""
-    first: dict[str, PlacedPassage] = {}
-    by_content: dict[tuple[str, str], str] = {}
-    kept: list[Passage] = []
-    aliases: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    for place, passage in passages:
-        counts[READ] += 1
-        earlier_place, earlier = first.setdefault(passage.id, (place, passage))
-        if earlier is not passage:
-            if earlier == passage:
-                counts["passages merged: same id and content"] += 1
-            else:
-                faults.add(
-                    place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
-                )
-            continue
-        same = by_content.setdefault((passage.title, passage.text), passage.id)
-        if same == passage.id:
-            kept.append(passage)
-        else:
-            aliases[passage.id] = same
-            counts["passages merged: same content, another id"] += 1
-    return Corpus(tuple(kept), aliases, dict(counts))
+    return corpus
 
 
 def _read(
@@ -151,9 +125,9 @@ def _passages_of(
 ) -> Iterator[PlacedPassage]:
     place, raw = placed
     try:
-        form = _form_of(raw)
-        if form is not None:
-            yield place, form
+        passage = _form_of(raw)
+        if passage is not None:
+            yield place, passage
             return
         text = _text(raw, "text")
         name = _text(raw, "id") if "id" in raw else f"{path.name}-{content_id(text)}"

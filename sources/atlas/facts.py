@@ -61,8 +61,8 @@ class Facts:
         """Returns the capital as a city of the corpus, if its name means only one place."""
         if country.capital not in self.unique:
             return None
-        found = (c for c in self.cities if c.name == country.capital and c.iso == country.iso)
-        return next(found, None)
+        place = (country.capital, country.iso)
+        return next((city for city in self.cities if (city.name, city.iso) == place), None)
 
 
 @cache

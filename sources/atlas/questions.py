@@ -77,11 +77,11 @@ class Author:
     @cached_property
     def cities(self) -> dict[str, list[City]]:
         """Cities whose name means only one place, by country."""
-        found: dict[str, list[City]] = {country.iso: [] for country in self.countries}
+        by_country: dict[str, list[City]] = {country.iso: [] for country in self.countries}
         for city in self.facts.cities:
-            if city.iso in found and city.name in self.facts.unique:
-                found[city.iso].append(city)
-        return {iso: cities for iso, cities in found.items() if cities}
+            if city.iso in by_country and city.name in self.facts.unique:
+                by_country[city.iso].append(city)
+        return {iso: cities for iso, cities in by_country.items() if cities}
 
     def draw(self, kind: str, pick: random.Random) -> Draft | None:
         """Returns a question of `kind`, or None if the drawn places do not allow one."""
@@ -241,8 +241,8 @@ def _words(text: str) -> str:
 
     ".is" and "+47" keep their sign; otherwise Iceland's domain would be "is".
     """
-    found = (word[: word[0] in ".+"] + folded(word) for word in _WORD.findall(text))
-    return f" {' '.join(found)} "
+    words = (word[: word[0] in ".+"] + folded(word) for word in _WORD.findall(text))
+    return f" {' '.join(words)} "
 
 
 def questions_of(facts: Facts, split: Split, seed: int) -> Iterator[Question]:

@@ -74,7 +74,7 @@ def write(path: Path, *rows: Any) -> str:
 
 
 def read(path: str, source: str = "reading") -> list[Question]:
-    return [placed.question for placed in read_set(source, path).questions]
+    return [question for _, question in read_set(source, path)[0]]
 
 
 def load(path: str, **settings: Any) -> Data:
