@@ -8,7 +8,7 @@ every estimator, α and filter.
 
 import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -82,8 +82,8 @@ def sample_pairs(pairs: Sequence[Pair], n: int, seed: int = 0) -> list[Pair]:
         by_question[pair.question_id].append(pair)
     ranked = [
         (round_, drawn(question), pair)
-        for question, own in by_question.items()
-        for round_, pair in enumerate(own)
+        for question, of_question in by_question.items()
+        for round_, pair in enumerate(of_question)
     ]
     return [pair for _, _, pair in sorted(ranked, key=lambda r: r[:2])[:n]]
 
@@ -164,9 +164,7 @@ def survival_table(
 
 
 def _row(group: str, judged: Sequence[tuple[Pair, float]]) -> SurvivalRow:
-    counts: dict[str, dict[OrderVerdict, int]] = defaultdict(
-        lambda: {"kept": 0, "reversed": 0, "tied": 0}
-    )
+    counts: dict[str, Counter[OrderVerdict]] = defaultdict(Counter)
     gaps: dict[str, float] = defaultdict(float)
     for pair, gap in judged:
         counts[pair.question_id][_verdict(gap)] += 1
@@ -201,8 +199,8 @@ def _share_interval(hits: np.ndarray, tries: np.ndarray) -> Bounds:
     If all resamples are equal (one question, or all kept), an interval of width 0 would be wrong.
     Wilson's interval replaces it, with one observation per question.
     """
-    asked = tries > 0
-    hits, tries = hits[asked], tries[asked]
+    is_tried = tries > 0
+    hits, tries = hits[is_tried], tries[is_tried]
     low, high = _interval(hits, tries)
     if low == high:
         return wilson(float(hits.sum() / tries.sum()), len(tries))

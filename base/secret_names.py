@@ -50,23 +50,23 @@ def contains_key(path: str) -> bool:
 
 def redacted_setting(word: str) -> str:
     """Returns `a.b=value` of a command line; removes the value if the name is that of a secret."""
-    found = _SETTING.fullmatch(word)
-    if found is None or not names_secret(found["name"]):
+    setting = _SETTING.fullmatch(word)
+    if setting is None or not names_secret(setting["name"]):
         return word
-    return f"{found['name']}{found['is']}{REDACTED}"
+    return f"{setting['name']}{setting['is']}{REDACTED}"
 
 
 def redacted_command(words: Sequence[str]) -> list[str]:
     """Returns a command line with secrets removed, for storage."""
-    return list(_kept(words))
+    return list(_redacted(words))
 
 
-def _kept(words: Sequence[str]) -> Iterator[str]:
+def _redacted(words: Sequence[str]) -> Iterator[str]:
     before = ""
     for word in words:
         if before.startswith("-") and "=" not in before and names_secret(before):
             yield REDACTED
         else:
-            kept = redacted_setting(word)
-            yield _IN_URL.sub(REDACTED, kept) if "://" in kept else kept
+            shown = redacted_setting(word)
+            yield _IN_URL.sub(REDACTED, shown) if "://" in shown else shown
         before = word

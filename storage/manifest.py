@@ -133,8 +133,7 @@ def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = 
     """
     older = (part for part in load_manifest(run).parts if part.table not in replaced)
     by_path = {part.path: part for part in (*older, *parts)}
-    kept = tuple(by_path[path] for path in sorted(by_path))
-    return _write(run, Manifest(parts=kept))
+    return _write(run, Manifest(parts=tuple(by_path[path] for path in sorted(by_path))))
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:
@@ -145,15 +144,15 @@ def _write(run: Path, manifest: Manifest) -> Manifest:
 
 def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
     """Removes parts from the manifest, all or none; their files stay until they are replaced."""
-    before, gone = load_manifest(run), {part.path for part in parts}
-    kept = tuple(part for part in before.parts if part.path not in gone)
-    return _write(run, before.model_copy(update={"parts": kept}))
+    before, removed = load_manifest(run), {part.path for part in parts}
+    left = tuple(part for part in before.parts if part.path not in removed)
+    return _write(run, before.model_copy(update={"parts": left}))
 
 
 def bad_parts(run: Path) -> list[tuple[PartInfo, str]]:
     """Returns damaged parts, each with its problem."""
-    found = [(part, problem_of(run, part)) for part in load_manifest(run).parts]
-    return [(part, problem) for part, problem in found if problem]
+    parts = load_manifest(run).parts
+    return [(part, problem) for part in parts if (problem := problem_of(run, part))]
 
 
 def verify_manifest(run: Path) -> list[str]:

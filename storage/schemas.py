@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ValidationError
 
 from base.errors import StorageError
@@ -141,7 +142,13 @@ def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
         StorageError: If a needed column is missing, a value is out of range, or the table was
             written by a newer version.
     """
-    _reject_newer(table)
+    versions = table["schema_version"] if "schema_version" in table.column_names else []
+    newest = pc.max(versions).as_py() if len(versions) else None
+    if newest is not None and newest > SCHEMA_VERSION:
+        raise StorageError(
+            f"the table has schema version {newest}, this Branchwise reads up to "
+            f"{SCHEMA_VERSION}: install a newer version"
+        )
     fields = [name for name in cls.model_fields if _column(cls, name) in table.column_names]
     try:
         columns = table.select([_column(cls, name) for name in fields]).rename_columns(fields)
@@ -193,14 +200,3 @@ def _nested_records(cls: type[BaseModel]) -> dict[str, type[BaseModel]]:
         and isinstance(arguments[0], type)
         and issubclass(arguments[0], BaseModel)
     }
-
-
-def _reject_newer(table: pa.Table) -> None:
-    if "schema_version" not in table.column_names or not table.num_rows:
-        return
-    newest = max((v for v in table["schema_version"].to_pylist() if v is not None), default=0)
-    if newest > SCHEMA_VERSION:
-        raise StorageError(
-            f"the table has schema version {newest}, this Branchwise reads up to "
-            f"{SCHEMA_VERSION}: install a newer version"
-        )

@@ -119,11 +119,11 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str, *values: str) -> li
 def _numbered(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the names; the second `x` becomes `x_2`, because a JSON object has a name once."""
     seen: Counter[str] = Counter()
-    found = []
+    unique = []
     for name in names:
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return tuple(found)
+        unique.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return tuple(unique)
 
 
 def sql_folder() -> Path:
@@ -142,11 +142,8 @@ def canned_queries() -> list[tuple[str, str]]:
     files = sorted(sql_folder().glob("*.sql"), key=lambda file: (file.stem != _FIRST, file.stem))
     if not files:
         raise StorageError(f"{sql_folder()}: has no queries. Run from a checkout, or use SQL=…")
-    return [_titled(file.read_text(encoding="utf-8")) for file in files]
-
-
-def _titled(sql: str) -> tuple[str, str]:
-    return sql.partition("\n")[0].removeprefix("--").strip(), sql
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    return [(sql.partition("\n")[0].removeprefix("--").strip(), sql) for sql in texts]
 
 
 def _parts(run: Path, manifest: Manifest, view: str, label: str | None) -> ds.Dataset:
