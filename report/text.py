@@ -1,6 +1,6 @@
 """A tree, a step or a pair as text for a terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.columns import Columns
@@ -111,24 +111,21 @@ def pair_text(pair: Row, width: int) -> Group:
 
 
 def _rollouts(rollouts: Sequence[Row]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("answer", "EM", "F1", "steps", "end"):
-        table.add_column(name)
-    for rollout in rollouts:
-        table.add_row(
-            Text(str(rollout["answer"] or "–")),
-            _number(rollout["em"]),
-            _number(rollout["f1"]),
-            str(rollout["steps"]),
-            Text(str(rollout["stop_reason"] or "")),
-        )
-    return table
+    rows = (
+        (r["answer"] or "–", _number(r["em"]), _number(r["f1"]), r["steps"], r["stop_reason"] or "")
+        for r in rollouts
+    )
+    return _grid(rows, ("answer", "EM", "F1", "steps", "end"))
 
 
 def _components(components: Sequence[Row]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for component in components:
-        table.add_row(Text(component["name"]), _number(component["value"]))
+    return _grid((component["name"], _number(component["value"])) for component in components)
+
+
+def _grid(rows: Iterable[tuple[Any, ...]], head: Sequence[str] = ()) -> Table:
+    table = Table(*head, box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=bool(head))
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
     return table
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from base.faults import Faults
-from sources.files import kind_of, open_lossless, valid_lines
+from sources.files import kind_of, text_lines
 from storage.records import Passage
 
 ENDINGS = (".txt", ".md")
@@ -82,11 +82,7 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
     Underscores of the file name become spaces, so that a search finds its words.
     """
     before = faults.count
-    try:
-        with open_lossless(path) as file:
-            text = "".join(valid_lines(path, file, faults))
-    except OSError as error:
-        faults.add(str(path), f"cannot be read: {error}")
+    text = "".join(text_lines(path, faults))
     if faults.count > before:
         return []
     title = _first_heading(text) or _stem(path).replace("_", " ")

@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from base.errors import ConfigError
 from base.faults import Faults
@@ -47,40 +47,32 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
 
     Unreadable input becomes a fault: a torn line is skipped, a broken file ends early.
     """
-    kind = kind_of(path)
-    reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(kind, _jsonl_rows)
-    try:
-        with open_lossless(path) as file:
-            yield from reader(path, file, faults)
-    except OSError as error:
-        faults.add(str(path), f"cannot be read: {error}")
+    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}
+    yield from readers.get(kind_of(path), _jsonl_rows)(path, text_lines(path, faults), faults)
 
 
-def open_lossless(path: Path) -> TextIO:
-    """Opens text (UTF-8, a byte-order mark is dropped), unpacking `.gz`.
+def text_lines(path: Path, faults: Faults) -> Iterator[str]:
+    """Yields the lines of a text (UTF-8, a byte-order mark is dropped), unpacking `.gz`.
 
-    Bytes that are not UTF-8 become lone surrogates. A strict reader would stop up to a block before
-    such a line, and lose the following lines.
+    A file that breaks ends early, with a fault. Bytes that are not UTF-8 are faults too. They
+    become U+FFFD, so that other faults of the line are found as well.
     """
     opener = gzip.open if path.suffix.lower() == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="")
-
-
-def valid_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
-    """Yields the lines of an `open_lossless` file; if it breaks, that line becomes a fault.
-
-    Bytes that are not UTF-8 are faults too. They become U+FFFD, so that other faults of the line
-    are found as well.
-    """
     number = 0
     try:
-        for number, line in enumerate(lines, start=1):
-            if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
-                where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
-                faults.add(f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8")
-            yield replace_surrogates(line)
+        # A strict reader would stop up to a block before a bad byte, and lose the following lines.
+        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
+                    where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
+                    faults.add(
+                        f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8"
+                    )
+                yield replace_surrogates(line)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         faults.add(f"{path}:{number + 1}", f"the gzip data is damaged ({error}); replace the file")
+    except OSError as error:
+        faults.add(str(path), f"cannot be read: {error}")
 
 
 def parse_object(text: str) -> Raw:
@@ -94,8 +86,8 @@ def parse_object(text: str) -> Raw:
     return as_object(parse_json(text.rstrip("\r\n")))
 
 
-def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Placed]:
-    for number, line in enumerate(valid_lines(path, file, faults), start=1):
+def _jsonl_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -104,10 +96,10 @@ def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Pla
             faults.add(f"{path}:{number}", str(error))
 
 
-def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
+def _json_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
     """Yields a list of objects, or `{"data": [...]}`; a `.json` file of lines is read as JSONL."""
     before = faults.count
-    text = "".join(valid_lines(path, file, faults))
+    text = "".join(lines)
     try:
         value = parse_json(text.rstrip("\r\n"))
     except ValueError as error:
@@ -128,9 +120,9 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
             faults.add(f"{path}: item {number}", f"is {kind_in_words(item)}, not an object")
 
 
-def _csv_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
+def _csv_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    reader = csv.DictReader(valid_lines(path, file, faults), delimiter=delimiter, strict=True)
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
         for row in reader:
             place = f"{path}:{reader.line_num}"

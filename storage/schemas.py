@@ -7,8 +7,7 @@ tables of older versions stay readable.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -169,34 +168,15 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def _restored(row: dict[str, Any], cls: type[Record]) -> dict[str, Any]:
-    restored = _without_filler(row, cls)
-    if cls is Question and isinstance(restored.get("extra"), str):
-        restored["extra"] = json.loads(restored["extra"])
-    return restored
-
-
-def _without_filler(row: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:
-    """Returns the row without nulls for fields with a default.
+    """Returns the values of a record, without nulls for fields with a default.
 
     Reading parts of several versions together fills the columns that the older ones lack.
     """
-    nested = _nested_records(cls)
-    kept: dict[str, Any] = {}
-    for name, value in row.items():
-        if value is None and not cls.model_fields[name].is_required():
-            continue
-        inner = nested.get(name)
-        kept[name] = [_without_filler(v, inner) for v in value] if inner and value else value
-    return kept
-
-
-@cache
-def _nested_records(cls: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Returns the fields that hold a tuple of records, with the record's class."""
-    return {
-        name: arguments[0]
-        for name, field in cls.model_fields.items()
-        if (arguments := get_args(field.annotation))
-        and isinstance(arguments[0], type)
-        and issubclass(arguments[0], BaseModel)
+    restored = {
+        name: value
+        for name, value in row.items()
+        if value is not None or cls.model_fields[name].is_required()
     }
+    if cls is Question and isinstance(restored.get("extra"), str):
+        restored["extra"] = json.loads(restored["extra"])
+    return restored

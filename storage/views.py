@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow.dataset as ds
@@ -14,6 +14,9 @@ from base.errors import ConfigError, StorageError
 from storage.manifest import DAMAGED, Manifest, load_manifest, problem_of, verify_manifest
 from storage.parts import TRAINED
 from storage.schemas import SCHEMAS
+
+if TYPE_CHECKING:
+    import networkx
 
 VIEWS = ("pairs", "trees", "questions", "failures", "predictions", "difficulty", "survival")
 """Names of the views: those of the tables (docs/tables.md)."""
@@ -114,6 +117,28 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str, *values: str) -> li
     cursor = connection.execute(sql, list(values))
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def tree_graph(run: Path, question_id: str) -> "networkx.DiGraph[Any]":
+    """Returns the tree of a question, with edges from parents to children.
+
+    Nodes are the `node_id`s (root 0); their attributes are the columns of `trees` (docs/tables.md).
+
+    Raises:
+        ConfigError: If the run has no such tree.
+        StorageError: If a part of the run is missing or damaged.
+    """
+    import networkx
+
+    with connect(run) as connection:
+        sql = "SELECT * FROM trees WHERE question_id = ? ORDER BY node_id"
+        rows = rows_of(connection, sql, question_id)
+    if not rows:
+        raise ConfigError(f"{run}: no tree of question {question_id!r}")
+    graph: networkx.DiGraph[Any] = networkx.DiGraph()
+    graph.add_nodes_from((row["node_id"], row) for row in rows)
+    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in rows if row["node_id"])
+    return graph
 
 
 def _numbered(names: Iterable[str]) -> tuple[str, ...]:

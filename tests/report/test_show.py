@@ -8,8 +8,7 @@ from report_run import HOSTILE, a_run_with_report
 
 from base.errors import ConfigError
 from pipelines.cli import parser, run_stage
-from storage.graph import tree_graph
-from storage.views import connect, rows_of, run_sql
+from storage.views import connect, rows_of, run_sql, tree_graph
 
 
 @pytest.fixture(scope="module")
