@@ -114,15 +114,6 @@ class SurvivalRow:
     fresh_gap_interval: Bounds
 
 
-def _outcomes(pair: Pair) -> str:
-    fewest = min(pair.chosen_outcomes, pair.rejected_outcomes)
-    return next(name for most, name in _OUTCOMES if fewest <= most)
-
-
-def _gap(pair: Pair) -> str:
-    return next(name for most, name in _GAPS if abs(pair.reward_gap) <= most)
-
-
 _OUTCOMES = ((0, "0"), (1, "1"), (3, "2–3"), (7, "4–7"), (math.inf, "8 or more"))
 _GAPS = (
     (0.05, "0.00–0.05"),
@@ -132,11 +123,16 @@ _GAPS = (
     (math.inf, "0.40–1.00"),
 )
 
+
+def _band(value: float, bands: Sequence[tuple[float, str]]) -> str:
+    return next(name for most, name in bands if value <= most)
+
+
 Facet = Callable[[Pair], str]
 """Pair → its group; groups are sorted by name."""
 FACETS: Mapping[str, Facet] = {
-    "outcomes": _outcomes,
-    "gap": _gap,
+    "outcomes": lambda pair: _band(min(pair.chosen_outcomes, pair.rejected_outcomes), _OUTCOMES),
+    "gap": lambda pair: _band(abs(pair.reward_gap), _GAPS),
     "depth": lambda pair: f"{pair.depth:02}",
     "action": lambda pair: f"{pair.chosen_action} > {pair.rejected_action}",
 }

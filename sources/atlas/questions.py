@@ -136,43 +136,44 @@ class Author:
 
     def _bridge3(self, pick: random.Random) -> Draft | None:
         city, country = self._city(pick)
-        capital = self.facts.capital_of(country)
-        if capital is None or capital.name == city.name:
+        if country.capital == city.name:
             return None
-        key = pick.choice(("population", "time_zone"))
-        word = pick.choice(CITY_RELATIONS[key].names)
-        text = pick.choice(
-            [
-                "What is the {w} of the capital of the country where {s} lies?",
-                "{s} lies in a country; what is the {w} of its capital?",
-                "Name the {w} of the capital that governs {s}.",
-                "Which {w} has the capital of the country around {s}?",
-            ]
-        ).format(w=word, s=city.name)
-        hops = (
-            city_hop(city, country, "country"),
-            country_hop(country, "capital"),
-            city_hop(capital, country, key),
-        )
-        return Draft("bridge", text, (city_value(capital, country, key),), hops)
+        wordings = [
+            "What is the {w} of the capital of the country where {s} lies?",
+            "{s} lies in a country; what is the {w} of its capital?",
+            "Name the {w} of the capital that governs {s}.",
+            "Which {w} has the capital of the country around {s}?",
+        ]
+        first_hop = city_hop(city, country, "country")
+        return self._about_capital(pick, "bridge", country, wordings, city.name, first_hop)
 
     def _compositional(self, pick: random.Random) -> Draft | None:
         country = self._country(pick)
+        wordings = [
+            "What is the {w} of the capital of {s}?",
+            "Take the capital of {s}: what is its {w}?",
+            "Name the {w} of the city from which {s} is governed.",
+            "Which {w} does the seat of government of {s} have?",
+        ]
+        return self._about_capital(pick, "compositional", country, wordings, country.name)
+
+    def _about_capital(
+        self,
+        pick: random.Random,
+        kind: str,
+        country: Country,
+        wordings: list[str],
+        subject: str,
+        *first_hops: AtlasHop,
+    ) -> Draft | None:
         capital = self.facts.capital_of(country)
         if capital is None:
             return None
         key = pick.choice(("population", "time_zone"))
         word = pick.choice(CITY_RELATIONS[key].names)
-        text = pick.choice(
-            [
-                "What is the {w} of the capital of {s}?",
-                "Take the capital of {s}: what is its {w}?",
-                "Name the {w} of the city from which {s} is governed.",
-                "Which {w} does the seat of government of {s} have?",
-            ]
-        ).format(w=word, s=country.name)
-        hops = (country_hop(country, "capital"), city_hop(capital, country, key))
-        return Draft("compositional", text, (city_value(capital, country, key),), hops)
+        text = pick.choice(wordings).format(w=word, s=subject)
+        hops = (*first_hops, country_hop(country, "capital"), city_hop(capital, country, key))
+        return Draft(kind, text, (city_value(capital, country, key),), hops)
 
     def _comparison(self, pick: random.Random) -> Draft | None:
         (one, home), (two, other) = self._city(pick), self._city(pick)
