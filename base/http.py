@@ -127,8 +127,8 @@ class HttpClient:
                 response.close()
                 raise Redirected(response.status, _target(url, response.headers["Location"]))
             packed = await _unpacked(response)
-            kept = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_KEPT]
-            return Reply(response.status, kept, packed)
+            shown = [pair for pair in response.raw_headers if pair[0].lower() not in _DROPPED]
+            return Reply(response.status, shown, packed)
 
     async def close(self) -> None:
         """Cuts the connections."""
@@ -141,7 +141,7 @@ class HttpClient:
         await self.close()
 
 
-_NOT_KEPT = frozenset(
+_DROPPED = frozenset(
     {b"set-cookie", b"set-cookie2", b"content-encoding", b"content-length", b"transfer-encoding"}
 )
 

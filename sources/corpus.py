@@ -1,7 +1,7 @@
 """The corpus: a union of passage files and documents, with identical content merged."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from sources.documents import (
     read_document,
     reject_format,
 )
-from sources.files import Placed, Raw, existing, kind_of, read_rows
+from sources.files import Raw, existing, kind_of, read_rows
 from sources.rows import content_id, first_words
 from storage.records import Passage, Question
 
@@ -108,8 +108,14 @@ def _read(
         if kind_of(path) in CONVERTERS:
             reject_format(path, faults)
             return
-        for placed in read_rows(path, faults):
-            yield from _passages_of(path, placed, passage_words, faults)
+        for place, raw in read_rows(path, faults):
+            try:
+                of_row = _passages_of(path.name, raw, passage_words)
+            except ValueError as error:
+                faults.add(place, str(error))
+                continue
+            for passage in of_row:
+                yield place, passage
         return
     for file in document_files(path, passed_over, faults) if path.is_dir() else [path]:
         name = (Path(path.name) / file.relative_to(path)).as_posix()
@@ -120,27 +126,8 @@ def _read(
             yield str(file), passage
 
 
-def _passages_of(
-    path: Path, placed: Placed, passage_words: int, faults: Faults
-) -> Iterator[PlacedPassage]:
-    place, raw = placed
-    try:
-        passage = _form_of(raw)
-        if passage is not None:
-            yield place, passage
-            return
-        text = _text(raw, "text")
-        name = _text(raw, "id") if "id" in raw else f"{path.name}-{content_id(text)}"
-        title = _text(raw, "title") if raw.get("title") else first_words(text)
-    except ValueError as error:
-        faults.add(place, str(error))
-        return
-    for passage in cut(name, title, text, passage_words):
-        yield place, passage
-
-
-def _form_of(raw: Raw) -> Passage | None:
-    """Returns the passage of a row in one of the two passage forms; None for a document.
+def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
+    """Returns the passage of a row in one of the two passage forms, or those of a document.
 
     Raises:
         ValueError: If a field is of the wrong type or empty.
@@ -153,13 +140,16 @@ def _form_of(raw: Raw) -> Passage | None:
             title, text = _text(raw, "title"), contents
         elif not line_break:
             title, text = first_words(contents), contents
-        return Passage(id=_text(raw, "id"), title=title, text=text)
-    if "id" not in raw or "title" not in raw:
-        return None
-    title = raw["title"]
-    if not isinstance(title, str):
-        raise ValueError(f"'title' must be text, not {kind_in_words(title)}")
-    return Passage(id=_text(raw, "id"), title=title, text=_text(raw, "text"))
+        return (Passage(id=_text(raw, "id"), title=title, text=text),)
+    if "id" in raw and "title" in raw:
+        title = raw["title"]
+        if not isinstance(title, str):
+            raise ValueError(f"'title' must be text, not {kind_in_words(title)}")
+        return (Passage(id=_text(raw, "id"), title=title, text=_text(raw, "text")),)
+    text = _text(raw, "text")
+    name = _text(raw, "id") if "id" in raw else f"{file}-{content_id(text)}"
+    title = _text(raw, "title") if raw.get("title") else first_words(text)
+    return cut(name, title, text, passage_words)
 
 
 def _text(raw: Raw, key: str) -> str:

@@ -93,7 +93,8 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
     if settings.mix:
         placed = _of_mix(placed, reading)
     if not placed:
-        raise ConfigError(f"no questions are left: {_listed(notes)}")
+        listed = "; ".join(f"{name}: {count}" for name, count in notes.items() if count)
+        raise ConfigError(f"no questions are left: {listed}")
     cited = _with_paragraph_ids([question for _, question in placed], corpus)
     resolved = resolve_gold(cited, corpus.passages, corpus.aliases)
     examples, incomplete = _note_missing(cited, resolved, corpus, notes)
@@ -111,8 +112,8 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
     """
     whole = {"split": split, "limit": None}
     reading = _Reading(settings.model_copy(update={"skip": 0}), seed, unanswerable)
-    sets = [one.model_copy(update=whole) for one in settings.mix or (settings,)]
-    return tuple(placed.question for one in sets for placed in _load_set(one, reading))
+    sets = [part.model_copy(update=whole) for part in settings.mix or (settings,)]
+    return tuple(question for part in sets for _, question in _load_set(part, reading))
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,9 @@ def _read_files(reading: _Reading) -> tuple[list[PlacedQuestion], Corpus]:
     settings, corpus = reading.settings, reading.paragraphs
     questions: list[PlacedQuestion] = []
     problems: list[str] = []
-    for one in settings.mix or (settings,):
+    for part in settings.mix or (settings,):
         with _noted(problems):
-            questions += _load_set(one, reading)
+            questions += _load_set(part, reading)
     if settings.corpus is not None:
         paths = (settings.corpus,) if isinstance(settings.corpus, str) else settings.corpus
         with _noted(problems):
@@ -306,7 +307,3 @@ def _note_missing(
 def _examples(texts: Iterable[str]) -> str:
     """Returns the first three texts in quotes, shortened."""
     return ", ".join(f'"{inert(text[:_SHOWN])}"' for text in islice(texts, 3))
-
-
-def _listed(notes: Notes) -> str:
-    return "; ".join(f"{name}: {count}" for name, count in notes.items() if count)

@@ -136,7 +136,7 @@ def read_part(run: Path, part: PartInfo, columns: Sequence[str] | None = None) -
         raise StorageError(f"{path}: cannot be read ({error})") from error
 
 
-def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
+def _check_columns(path: Path, table: str, columns: pa.Schema) -> None:
     """Checks that a part has the columns of its table; older ones may lack some.
 
     Raises:
@@ -144,11 +144,11 @@ def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
     """
     schema = schema_of(table)
     try:
-        if len(set(found.names)) < len(found.names):
+        if len(set(columns.names)) < len(columns.names):
             raise pa.ArrowInvalid("a column is repeated")
-        known = pa.schema([found.field(name) for name in schema.names if name in found.names])
+        known = pa.schema([columns.field(name) for name in schema.names if name in columns.names])
         pa.unify_schemas([schema, known], promote_options="permissive")
-        if "question_id" in set(schema.names) - set(found.names):
+        if "question_id" in set(schema.names) - set(columns.names):
             raise pa.ArrowInvalid("column question_id is missing")
     except pa.ArrowException as error:
         raise StorageError(

@@ -24,6 +24,9 @@ VIEWS = ("pairs", "trees", "questions", "failures", "predictions", "difficulty",
 PART_ROWS = 1000
 """Rows of a result that are in memory at once."""
 
+SQL_FOLDER = Path(__file__).resolve().parent.parent / "datasets" / "sql"
+"""Canned queries of the repository."""
+
 MEMORY_LIMIT = "50%"
 """Share of this machine's memory that queries may use."""
 
@@ -151,11 +154,6 @@ def _numbered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(unique)
 
 
-def sql_folder() -> Path:
-    """Returns the folder `datasets/sql/` of the repository."""
-    return Path(__file__).resolve().parent.parent / "datasets" / "sql"
-
-
 def canned_queries() -> list[tuple[str, str]]:
     """Returns the title and SQL of every canned query, the overview first, then by file name.
 
@@ -164,9 +162,9 @@ def canned_queries() -> list[tuple[str, str]]:
     Raises:
         StorageError: If the folder is missing (an installation without the repository).
     """
-    files = sorted(sql_folder().glob("*.sql"), key=lambda file: (file.stem != _FIRST, file.stem))
+    files = sorted(SQL_FOLDER.glob("*.sql"), key=lambda file: (file.stem != _FIRST, file.stem))
     if not files:
-        raise StorageError(f"{sql_folder()}: has no queries. Run from a checkout, or use SQL=…")
+        raise StorageError(f"{SQL_FOLDER}: has no queries. Run from a checkout, or use SQL=…")
     texts = [file.read_text(encoding="utf-8") for file in files]
     return [(sql.partition("\n")[0].removeprefix("--").strip(), sql) for sql in texts]
 

@@ -176,12 +176,12 @@ class Author:
         return Draft(kind, text, (city_value(capital, country, key),), hops)
 
     def _comparison(self, pick: random.Random) -> Draft | None:
-        (one, home), (two, other) = self._city(pick), self._city(pick)
-        if one.id == two.id:
+        (first, home), (second, other) = self._city(pick), self._city(pick)
+        if first.id == second.id:
             return None
         if pick.random() < 0.2:
-            return self._same_country(pick, (one, home), (two, other))
-        if one.population == two.population:
+            return self._same_country(pick, first, home, second, other)
+        if first.population == second.population:
             return None
         text = pick.choice(
             [
@@ -190,21 +190,20 @@ class Author:
                 "{a} or {b}: where do more people live?",
                 "Between {a} and {b}, which has the larger population?",
             ]
-        ).format(a=one.name, b=two.name)
-        larger = max(one, two, key=lambda c: c.population)
+        ).format(a=first.name, b=second.name)
+        larger = max(first, second, key=lambda c: c.population)
         hops = (
-            city_hop(one, home, "population"),
-            city_hop(two, other, "population"),
+            city_hop(first, home, "population"),
+            city_hop(second, other, "population"),
         )
         return Draft("comparison", text, (larger.name,), hops)
 
     def _same_country(
-        self, pick: random.Random, first: tuple[City, Country], second: tuple[City, Country]
+        self, pick: random.Random, first: City, home: Country, second: City, other: Country
     ) -> Draft | None:
-        (one, home), (two, other) = first, second
         if pick.random() < 0.5:  # otherwise nearly every answer is "no"
-            two, other = pick.choice(self.cities[home.iso]), home
-        if one.id == two.id:
+            second, other = pick.choice(self.cities[home.iso]), home
+        if first.id == second.id:
             return None
         text = pick.choice(
             [
@@ -213,8 +212,8 @@ class Author:
                 "Is {a} in the same country as {b}?",
                 "Do {a} and {b} belong to one country?",
             ]
-        ).format(a=one.name, b=two.name)
-        hops = (city_hop(one, home, "country"), city_hop(two, other, "country"))
+        ).format(a=first.name, b=second.name)
+        hops = (city_hop(first, home, "country"), city_hop(second, other, "country"))
         return Draft("comparison", text, ("yes" if home == other else "no",), hops)
 
     def _unanswerable(self, pick: random.Random) -> Draft | None:
