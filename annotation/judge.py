@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from agent.prompts import prompts_digest
-from agent.state import State, Step
+from agent.state import State
 from agent.tags import inert
 from annotation.verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
 from base.errors import JudgeError
@@ -96,8 +96,11 @@ def _messages(
     prompts = _prompts()
     form = prompts["judge-json" if structured else "judge-sentence"]
     golds = " | ".join(inert(answer) for answer in question.answers) or "(none)"
+    # Each step is data: on one line, and unable to close its fence.
+    contents = [s.text if responses else s.action.content or s.text for s in state.steps]
     steps = [
-        _fenced(number, step, responses=responses) for number, step in enumerate(state.steps, 1)
+        f'<step number="{number}" kind="{step.action.kind}">{inert(content)}</step>'
+        for number, (step, content) in enumerate(zip(state.steps, contents, strict=True), 1)
     ]
     lines = [
         f"Question: {inert(question.question)}",
@@ -106,9 +109,3 @@ def _messages(
         "Grade the steps.",
     ]
     return (Message("system", f"{prompts['judge']}\n{form}"), Message("user", "\n".join(lines)))
-
-
-def _fenced(number: int, step: Step, *, responses: bool) -> str:
-    """Returns a step as data: on one line, and unable to close its fence."""
-    content = inert(step.text if responses else step.action.content or step.text)
-    return f'<step number="{number}" kind="{step.action.kind}">{content}</step>'

@@ -8,6 +8,7 @@ the recipe does not name. No cookie is kept. A reply is refused once it has unpa
 import ipaddress
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
@@ -294,16 +295,11 @@ def _goes_direct(host: str, netloc: str, exempt: str) -> bool:
     if proxy_bypass(netloc.rpartition("@")[2]) or proxy_bypass(host):
         return True
     address = _ip(host)
-    return address is not None and any(
-        address in network for network in map(_network, exempt.split(",")) if network is not None
-    )
-
-
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    try:
-        return ipaddress.ip_network(text.strip(), strict=False)
-    except ValueError:
-        return None
+    for network in exempt.split(",") if address else ():
+        with suppress(ValueError):
+            if address in ipaddress.ip_network(network.strip(), strict=False):
+                return True
+    return False
 
 
 def _through(proxy: Proxy | None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Recognises secrets, by name or by form; their values are neither stored nor shown."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 REDACTED = "[redacted]"
 
@@ -58,15 +59,11 @@ def redacted_setting(word: str) -> str:
 
 def redacted_command(words: Sequence[str]) -> list[str]:
     """Returns a command line with secrets removed, for storage."""
-    return list(_redacted(words))
+    return [_redacted(word, before) for before, word in pairwise(("", *words))]
 
 
-def _redacted(words: Sequence[str]) -> Iterator[str]:
-    before = ""
-    for word in words:
-        if before.startswith("-") and "=" not in before and names_secret(before):
-            yield REDACTED
-        else:
-            shown = redacted_setting(word)
-            yield _IN_URL.sub(REDACTED, shown) if "://" in shown else shown
-        before = word
+def _redacted(word: str, before: str) -> str:
+    if before.startswith("-") and "=" not in before and names_secret(before):
+        return REDACTED
+    word = redacted_setting(word)
+    return _IN_URL.sub(REDACTED, word) if "://" in word else word

@@ -65,16 +65,8 @@ class Manifest(Record):
     parts: tuple[PartInfo, ...] = ()
     seal: str | None = None
 
-    def sealed(self) -> "Manifest":
-        """Returns a copy with its seal."""
-        return self.model_copy(update={"seal": self._hash()})
-
-    @property
-    def broken(self) -> bool:
-        """Whether the parts differ from the sealed ones."""
-        return self.seal != self._hash()
-
-    def _hash(self) -> str:
+    def hash(self) -> str:
+        """Returns the seal of the fields as they are."""
         # Exclude defaults, so that the seal stays valid in a later version with another field.
         parts = (part.model_dump_json(exclude_defaults=True) for part in self.parts)
         return digest_of(str(self.schema_version), *parts)
@@ -111,7 +103,7 @@ def load_manifest(run: Path) -> Manifest:
             f"{path}: has schema version {manifest.schema_version}, this Branchwise reads up to "
             f"{SCHEMA_VERSION}: install a newer version"
         )
-    if manifest.broken:
+    if manifest.seal != manifest.hash():
         raise _not_a_manifest(path, "its content changed since it was written")
     return manifest
 
@@ -137,7 +129,7 @@ def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = 
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:
-    manifest = manifest.sealed()
+    manifest = manifest.model_copy(update={"seal": manifest.hash()})
     atomic_write_text(run / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     return manifest
 
