@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agent.tags import content_of
 from base.atomic import atomic_path
 from base.errors import ConfigError
-from base.reading import Faults
+from base.faults import Faults
 from base.settings import describe_errors
 from base.terminal_escape import inert_json
 from base.text import digest_of, replace_surrogates

@@ -16,8 +16,8 @@ from agent.environment import require_token_ids
 from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
 from base.errors import BranchwiseError, ConfigError
+from base.faults import Faults
 from base.http import proxy_for, shown_url
-from base.reading import Faults
 from engines.sampling import CallIdentity, SampleRequest
 from engines.settings import ModelSettings
 from engines.vllm.command import installed_vllm

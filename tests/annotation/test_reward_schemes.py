@@ -16,7 +16,7 @@ from agent.replay import replay_tree
 from agent.settings import AgentSettings
 from annotation.grower import GrownTree, grow
 from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, pair_rows, tree_rows
+from annotation.rows import Provenance, pair_row, tree_rows
 from annotation.settings import PairSettings
 from engines.sampling import Capabilities, SampleRequest, Sampling
 from mcts import SearchSettings
@@ -261,6 +261,7 @@ def test_the_prompt_of_a_pair_is_that_of_the_shared_parent_state() -> None:
     labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
     pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings(min_gap=0.2))
     prompt = EvoRAG(AgentSettings(max_steps=6)).prompt
-    (row,) = pair_rows(QUESTION, pairs, grove.states, prompt, PROVENANCE)
+    (pair,) = pairs
+    row = pair_row(QUESTION, pair, prompt(grove.states[0]), PROVENANCE)
     assert (row.chosen_node, row.rejected_node) == (1, 3)
     assert [m.content for m in row.prompt] == [m.content for m in prompt(grove.states[0])]

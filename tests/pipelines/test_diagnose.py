@@ -386,8 +386,8 @@ def rolled_out(run: Path, pair: Pair, right: dict[int, bool]) -> None:
         for node, is_right in right.items()
     ]
     content = rows_to_table(rows, schema_of("survival"), existing_run(run).id)
-    name = f"{pair.pair_id[:8]}"
-    add_parts(run, [write_part(run, "survival", content, name)])
+    number = len(load_manifest(run).of("survival"))
+    add_parts(run, [write_part(run, "survival", content, number)])
 
 
 def test_confirmed_relabelling_keeps_pairs_that_fresh_rollouts_confirm(

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from base.errors import ConfigError
-from sources.corpus import corpus_of_paragraphs, load_corpus
+from base.faults import Faults
+from sources.corpus import Corpus, load_corpus
 from sources.documents import cut
 from storage.records import Paragraph, Question
 
@@ -170,7 +171,10 @@ def test_the_paragraphs_of_questions_form_a_corpus() -> None:
         (f"f:{n}", Question(id=str(n), source="s", question="?", answers=("x",), paragraphs=given))
         for n, given in enumerate((paragraphs, other))
     ]
-    corpus = corpus_of_paragraphs(questions)
+    faults, corpus = Faults(), Corpus()
+    for place, question in questions:
+        corpus.add_paragraphs(place, question, faults)
+    assert not faults.count
     assert [(p.title, p.text) for p in corpus.passages] == [("A", "a"), ("B", "b")]
     assert corpus.aliases == {"p2": "p1"}
 
@@ -180,7 +184,8 @@ def test_a_paragraph_without_text_is_skipped_and_counted() -> None:
         Paragraph(title=t, text=text) for t, text in [("", ""), ("A", " "), ("A", "a")]
     )
     question = Question(id="q", source="s", question="?", answers=("x",), paragraphs=paragraphs)
-    corpus = corpus_of_paragraphs([("f:1", question)])
+    corpus = Corpus()
+    corpus.add_paragraphs("f:1", question, Faults())
     assert [found.text for found in corpus.passages] == ["a"]
     assert corpus.counts == {"passages read": 1, "paragraphs skipped, without text": 2}
 

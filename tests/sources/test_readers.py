@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from base.errors import ConfigError
-from base.reading import Faults
+from base.faults import Faults
 from sources.files import parse_object, read_rows
 from sources.readers import LICENCES, read_set
 from storage.records import Question
@@ -25,7 +25,7 @@ def write(path: Path, *rows: Any) -> str:
 
 
 def only(source: str, path: str) -> Question:
-    (placed,) = read_set(source, path).questions
+    ((placed,), _) = read_set(source, path)
     return placed.question
 
 
@@ -135,7 +135,7 @@ def test_musique_keeps_the_answerable_and_the_unanswerable_question(tmp_path: Pa
         ],
     }
     path = write(tmp_path / "musique.jsonl", row, {**row, "answerable": False})
-    with_it, without = [placed.question for placed in read_set("musique", path).questions]
+    with_it, without = [placed.question for placed in read_set("musique", path)[0]]
     assert with_it.answers == ("Oslo", "Christiania")
     assert (with_it.type, with_it.hops, with_it.supporting_titles) == ("3hop1", 3, ("N",))
     steps = with_it.extra["decomposition"]
@@ -317,7 +317,8 @@ def test_damaged_empty_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_repeated_lines_are_counted_and_conflicting_ids_refused(tmp_path: Path) -> None:
-    assert read_set("jsonl", write(tmp_path / "same.jsonl", OURS, OURS)).repeated == 1
+    _, repeated = read_set("jsonl", write(tmp_path / "same.jsonl", OURS, OURS))
+    assert repeated == 1
     other = write(tmp_path / "other.jsonl", OURS, {**OURS, "answers": ["Other"]})
     with pytest.raises(ConfigError, match=r"other.jsonl:2: id 'q1' is also at .*other.jsonl:1,"):
         read_set("jsonl", other)
@@ -420,9 +421,9 @@ def test_lone_surrogates_are_replaced() -> None:
     ],
 )
 def test_the_real_sets_are_read_completely(name: str, source: str, count: int) -> None:
-    found = read_set(source, str(SHARED / f"{name}_shared.jsonl.gz"))
-    assert (len(found.questions), found.repeated) == (count, 0)
-    for placed in found.questions:
+    questions, repeated = read_set(source, str(SHARED / f"{name}_shared.jsonl.gz"))
+    assert (len(questions), repeated) == (count, 0)
+    for placed in questions:
         question = placed.question
         marked = {p.title for p in question.paragraphs if p.is_supporting}
         # PopQA marks the object's passage too, and cites only the subject's.

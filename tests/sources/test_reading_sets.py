@@ -74,7 +74,7 @@ def write(path: Path, *rows: Any) -> str:
 
 
 def read(path: str, source: str = "reading") -> list[Question]:
-    return [placed.question for placed in read_set(source, path).questions]
+    return [question for _, question in read_set(source, path)[0]]
 
 
 def load(path: str, **settings: Any) -> Data:
@@ -279,20 +279,10 @@ def test_an_id_of_a_numbered_file_does_not_make_a_question_repeated() -> None:
         assert bool(repeated_questions([asked], [known])) == is_repeated
 
 
-HYBRID = {
-    "id": "h1",
-    "question": "Which river?",
-    "answers": ["Tamar"],
-    "hops": 2,
-    "trace_unique": True,
-    "intro": {"title": "Rivers", "text": "A list of rivers."},
-    "supporting_titles": ["Rivers - Longest", "Tamar"],
-    "paragraphs": [
-        {"pid": "p1", "title": "Rivers - Longest", "text": "Rank: 1", "is_supporting": True},
-        {"pid": "p2", "title": "Rivers - Longest", "text": "Rank: 2", "is_supporting": False},
-        {"pid": "p3", "title": "Tamar", "text": "A river.", "is_supporting": True},
-    ],
-}
+RIVERS = [
+    {"pid": "p1", "title": "Rivers", "text": "A list of rivers.", "is_supporting": False},
+    {"pid": "p2", "title": "Tamar", "text": "A river.", "is_supporting": True},
+]
 FACTS = ["Dogs have good ears.", "Grey seals hear well under the cold water of lakes."]
 STRATEGY = {
     "qid": "y1",
@@ -301,27 +291,6 @@ STRATEGY = {
     "facts": FACTS,
     "decomposition": ["How well does a dog hear?", "Is #1 better?"],
 }
-
-
-def test_a_table_has_an_intro_and_gold_only_if_its_trace_is_unique(tmp_path: Path) -> None:
-    unclear = {**HYBRID, "id": "h2", "trace_unique": False}
-    plain = {key: HYBRID[key] for key in ("id", "question", "answers")} | {"id": "h3"}
-    path = write(tmp_path / "h.jsonl", HYBRID, unclear, plain)
-    data = load(path, source="hybridqa")
-    assert gold_texts(data) == {"h1": ["Rank: 1", "A river."], "h2": [], "h3": []}
-    assert "A list of rivers." in {passage.text for passage in data.passages}
-    by_id = {question.id: question for question in data.questions}
-    assert by_id["h1"].extra == {"trace_unique": True}
-    assert by_id["h2"].supporting_titles == ()
-
-
-def test_an_ambiguous_table_keeps_its_ids_and_fields_but_has_no_gold(tmp_path: Path) -> None:
-    cited = {"supporting_ids": ["p1", "p3"], "table": "t7"}
-    path = write(tmp_path / "h.jsonl", {**HYBRID, **cited, "trace_unique": False})
-    (question,) = read(path, "hybridqa")
-    assert question.supporting_ids == ()
-    assert [p.id for p in question.paragraphs] == ["p1", "p2", "p3", None]
-    assert question.extra == {"table": "t7", "trace_unique": False}
 
 
 def test_strategyqa_counts_steps_as_hops_and_drops_blank_facts(tmp_path: Path) -> None:
@@ -351,7 +320,8 @@ def test_facts_are_the_passages_of_strategyqa(tmp_path: Path) -> None:
 
 
 def test_reading_and_multihop_sets_mix(tmp_path: Path) -> None:
-    files = {"reading": LINE, "hybridqa": HYBRID, "strategyqa": STRATEGY}
+    line = {"id": "h1", "question": "Which river?", "answers": ["Tamar"], "paragraphs": RIVERS}
+    files = {"reading": LINE, "jsonl": line, "strategyqa": STRATEGY}
     mix = tuple(
         SetSettings.model_validate(
             {"source": source, "questions": write(tmp_path / source, row), "split": None}
@@ -359,8 +329,8 @@ def test_reading_and_multihop_sets_mix(tmp_path: Path) -> None:
         for source, row in files.items()
     )
     data = load_data(DataSettings(mix=mix, limit=None), 0)
-    assert gold_texts(data) == {"r1": [ALDER], "h1": ["Rank: 1", "A river."], "y1": FACTS}
-    assert len(data.passages) == 7
+    assert gold_texts(data) == {"r1": [ALDER], "h1": ["A river."], "y1": FACTS}
+    assert len(data.passages) == 5
 
 
 @pytest.mark.shared
@@ -370,7 +340,6 @@ def test_reading_and_multihop_sets_mix(tmp_path: Path) -> None:
     [
         ("reading", "reading/squad11_dev", 10_520, 10_520),
         ("reading", "reading/fewrel_template", 10_490, 10_490),
-        ("hybridqa", "multihop/mh_hybridqa_dev", 2_353, 1_346),
         ("strategyqa", "multihop/mh_strategyqa_train", 2_060, 2_060),
         ("2wiki", "multihop/mh_2wiki_dev_derived", 1_159, 1_159),
     ],

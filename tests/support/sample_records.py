@@ -81,7 +81,9 @@ def a_prediction(**changes: Any) -> Prediction:
     fields: dict[str, Any] = {
         "question_id": "q1",
         "source": "atlas",
+        "guessable": False,
         "policy": "dpo",
+        "protocol": "reasonrag",
         "policy_digest": "d",
         "seed": 0,
         "prediction": "Rome",
@@ -96,6 +98,7 @@ def a_prediction(**changes: Any) -> Prediction:
         "forced": False,
         "refused": False,
         "format_ok": True,
+        "stop_reason": "answer",
         "supporting_recall": 0.5,
         "trajectory": "[]",
         "input_tokens": 100,
