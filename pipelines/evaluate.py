@@ -20,7 +20,7 @@ from analysis.comparison import EVERYTHING, compare
 from analysis.tables import render_markdown, render_table
 from base.atomic import atomic_write_json, atomic_write_text
 from evaluation.run import Evaluated, askable
-from runs.cost_bounds import CostRange, Prompts, rollout_cost
+from runs.cost_bounds import CostRange, call_cost, rollout_cost
 from runs.costs import EVALUATION_CALLS, CostEstimate, estimate_from_run, log_costs
 from runs.evaluation.answer_judging import AnswerJudging, stored_answers
 from runs.evaluation.candidates import (
@@ -128,7 +128,7 @@ def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -
     answers = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, priced)
     if recipe.answer_judge is None:
         return answers
-    judged = Prompts(recipe, data).calls(recipe.answer_judge, (0, asked + baselines))
+    judged = call_cost(recipe, data, recipe.answer_judge, (0, asked + baselines))
     return replace(answers, cost=answers.cost + judged)
 
 

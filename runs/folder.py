@@ -205,8 +205,7 @@ def _checked_record(folder: Path, recipe: Recipe | None) -> RunRecord | None:
         return None
     noted = recipe_of(folder, record)
     if recipe is not None:
-        settings = (identity_settings(one.model_dump(mode="json")) for one in (noted, recipe))
-        check_unchanged(folder, *map(flat, settings))
+        check_unchanged(folder, flat(identity_settings(noted)), flat(identity_settings(recipe)))
     return record
 
 

@@ -41,8 +41,8 @@ def annotation_inputs(
     }
     if recipe.active_judge is not None:
         digests["judge_prompts"] = judge_prompt_hash()
-    if recipe.asked_reward_model is not None:
-        digests["reward_model"] = reward_model_digest(Path(recipe.asked_reward_model))
+    if recipe.active_reward_model is not None:
+        digests["reward_model"] = reward_model_digest(Path(recipe.active_reward_model))
     return digests | recipe.scheme.inputs()
 
 

@@ -117,9 +117,8 @@ def roll_fresh(
 
 def _with_prices_and_limits(grown: Recipe, current: Recipe) -> Recipe:
     """Returns the recipe of the trees with the settings that may change after they were grown."""
-    policy = grown.policy
-    if identity(policy.model_dump(mode="json")) == identity(current.policy.model_dump(mode="json")):
-        policy = current.policy
+    is_same = identity(grown.policy) == identity(current.policy)
+    policy = current.policy if is_same else grown.policy
     return grown.model_copy(update={"limits": current.limits, "policy": policy})
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 
 from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
@@ -49,15 +50,20 @@ async def grow_questions(
     """
 
     async def work(question: Question) -> AnnotatedQuestion:
-        def report_progress(share: float) -> None:
-            progress.partial[question.id] = share
-
         progress.in_flight += 1
         try:
-            return await annotator.annotate(question, report_progress)
+            report_progress = partial(progress.partial.__setitem__, question.id)
+            annotated = await annotator.annotate(question, report_progress)
         finally:
             progress.in_flight -= 1
             progress.partial.pop(question.id, None)
+        rewards = [node.reward for node in annotated.nodes if node.reward is not None]
+        progress.done += 1
+        progress.failed += annotated.failure is not None
+        progress.pairs += len(annotated.pairs)
+        progress.reward_sum += sum(rewards)
+        progress.rewarded += len(rewards)
+        return annotated
 
     opened = open_annotator(recipe, retriever, ledger, gate.check, log, replayed)
     async with opened as annotator:
@@ -144,7 +150,7 @@ def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
     That is: the settings, whether a verifier is used, and the reward model.
     """
     resolved = recipe.model_copy(update={"rewards": recipe.scheme.resolved})
-    verified = str(recipe.asked_verifier is not None)
+    verified = str(recipe.active_verifier is not None)
     scored = [] if scored_by is None else [scored_by.digest]
     return digest_of(resolved.digest(*LABELLING), verified, *scored)[:12]
 

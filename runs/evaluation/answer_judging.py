@@ -47,7 +47,7 @@ class AnswerJudging:
         """Settings that affect the verdicts."""
         how = {"prompt": self.how.prompt, "reads": self.how.reads}
         prompt_hash = answer_judge_hash(self.how.prompt)
-        return {**identity(self.model.model_dump(mode="json")), **how, "prompt_hash": prompt_hash}
+        return {**identity(self.model), **how, "prompt_hash": prompt_hash}
 
     def judge(
         self,

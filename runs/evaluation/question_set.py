@@ -93,11 +93,10 @@ def evaluation_identity(
 
 def answering(recipe: Recipe) -> dict[str, Any]:
     """Returns the settings, and the digest of the prompts, that apply to every policy."""
-    policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
-    policy.pop("price_per_million")
+    passing, policy = {"model", "temperature", "price_per_million"}, identity(recipe.policy)
     return {
         "agent": recipe.agent.model_dump(mode="json"),
-        "policy": policy,
+        "policy": {name: policy[name] for name in policy if name not in passing},
         "temperature": recipe.evaluation.temperature,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
     }

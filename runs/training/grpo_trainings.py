@@ -52,7 +52,7 @@ def rollout_recipe(context: StageContext) -> Recipe:
             "policy.engine: openai cannot load the weights of a policy in training. Use "
             "engine: openvino or engine: vllm (with or without a base_url)"
         )
-    if recipe.asked_verifier is not None:
+    if recipe.active_verifier is not None:
         raise ConfigError(
             "verifier: train-grpo does not ask a verifier, so correct refusals would lose their "
             "reward. Set verifier: null"
