@@ -49,13 +49,21 @@ START_POLICY_FILE = "start.json"
 
 def curriculum(context: StageContext) -> StageResult:
     """Runs the stage (see module)."""
-    recipe = context.recipe
+    recipe, settings = context.recipe, context.recipe.curriculum
     check_curriculum(context)
-    announce(context)
+    context.log(
+        f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
+        f"{settings.cycles.refinement}; {questions_of(recipe)} questions each, "
+        f"{settings.dev_questions} dev questions; policy {recipe.policy.model}; "
+        f"run folders {context.run}, {context.run}-<stage>-<number>"
+    )
     course = CurriculumState(
         StudyRunner(context, (recipe.seed,), context.run / FOLDER, "curriculum", FITS)
     )
     if context.dry_run:
+        context.log(
+            "as if every cycle were carried out, and the last one of Discovery were its best:"
+        )
         course.run()
         return StageResult({"cycles": planned(recipe), "dry_run": True})
     open_run(context.run, recipe, {})
@@ -77,8 +85,8 @@ def curriculum(context: StageContext) -> StageResult:
 def final_eval_command(context: StageContext, final: DevResult) -> str:
     """Returns the command that evaluates the start and the final policy on test."""
     policies = {START: context.recipe.policy.trainable, final.name: final.model}
-    asked = overrides({"evaluation.policies": policies})
-    return shlex.join(("branchwise", "eval", "--run", f"{context.run}-{final.name}", *asked))
+    words = overrides({"evaluation.policies": policies})
+    return shlex.join(("branchwise", "eval", "--run", f"{context.run}-{final.name}", *words))
 
 
 def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
@@ -107,21 +115,6 @@ def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
         atomic_write_text(folder / BEGUN, dump_recipe(recipe))
 
 
-def announce(context: StageContext) -> None:
-    """Logs the plan of the stage before any paid call."""
-    settings = context.recipe.curriculum
-    context.log(
-        f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
-        f"{settings.cycles.refinement}; {questions_of(context.recipe)} questions each, "
-        f"{settings.dev_questions} dev questions; policy {context.recipe.policy.model}; "
-        f"run folders {context.run}, {context.run}-<stage>-<number>"
-    )
-    if context.dry_run:
-        context.log(
-            "as if every cycle were carried out, and the last one of Discovery were its best:"
-        )
-
-
 @dataclass
 class CurriculumState:
     """The curriculum as far as it has come.
@@ -145,9 +138,14 @@ class CurriculumState:
         return result
 
     def _best_of(self, stage: StageName, start_policy: DevResult) -> DevResult:
-        settings, results = self.runner.recipe.curriculum, [start_policy]
+        context, settings = self.runner.context, self.runner.recipe.curriculum
+        results = [start_policy]
         for number in range(1, getattr(settings.cycles, stage) + 1):
-            if self._should_stop(stage, results):
+            # A dry run has only results without metrics.
+            if not context.dry_run and stalled(results, settings.patience):
+                context.log(
+                    f"curriculum: {stage} ends: no higher dev EM for {settings.patience} cycles"
+                )
                 break
             result = self._cycle(stage, number, results[-1])
             if result is None:
@@ -155,29 +153,21 @@ class CurriculumState:
             results.append(result)
             self.chosen[stage] = best(results)
             self._note(result)
-        # A dry run has only results without metrics.
-        return results[-1] if self.runner.context.dry_run else best(results)
-
-    def _should_stop(self, stage: StageName, results: list[DevResult]) -> bool:
-        patience = self.runner.recipe.curriculum.patience
-        if self.runner.context.dry_run or not stalled(results, patience):
-            return False
-        self.runner.context.log(f"curriculum: {stage} ends: no higher dev EM for {patience} cycles")
-        return True
+        return results[-1] if context.dry_run else best(results)
 
     def _cycle(self, stage: StageName, number: int, start_policy: DevResult) -> DevResult | None:
         self.places += 1
         searches = self.runner.recipe.mcts.evaluator == "reward_model"
-        asks = self.reward_model if searches else None
-        cycle = Cycle(stage, number, self.places, start_policy, asks)
-        self.runner.context.log(f"curriculum: {cycle.name}, starts from {cycle.start_policy.model}")
-        taught = carry_out(self.runner, cycle)
-        if taught.result is None:
+        searched_with = self.reward_model if searches else None
+        cycle = Cycle(stage, number, self.places, start_policy, searched_with)
+        self.runner.context.log(f"curriculum: {cycle.name}, starts from {start_policy.model}")
+        result, trained = carry_out(self.runner, cycle)
+        if result is None:
             self.runner.context.log(
-                f"curriculum: {cycle.stage} ends because {cycle.name} yielded no pairs"
+                f"curriculum: {stage} ends because {cycle.name} yielded no pairs"
             )
-        self.reward_model = taught.reward_model or self.reward_model
-        return taught.result
+        self.reward_model = trained or self.reward_model
+        return result
 
     def _note(self, result: DevResult) -> None:
         self.results.append(result)

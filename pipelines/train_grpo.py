@@ -24,16 +24,12 @@ from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
-from runs.annotation.stored_trees import (
-    check_relabelling,
-    check_relabelling_current,
-    labels_table,
-)
+from runs.annotation.stored_trees import check_relabelling_current, labels_table
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
 from runs.evaluation.question_set import answering
-from runs.factories import open_data, open_index
-from runs.folder import Run, check_run_folder, existing_run, open_or_begin
+from runs.factories import open_data, open_index, sampling_for
+from runs.folder import check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
 from runs.preflight import log_notes, model_files, require, search_server
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
@@ -106,13 +102,9 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         try:
             with gate.listening():
                 for training in trainings:
-                    _store_questions(run, training)
-                    data_origin = {
-                        "run": run.folder.name,
-                        "run_id": run.id,
-                        "questions": len(training.questions),
-                        "digest": questions_digest(training.questions),
-                    }
+                    # Stored, so that no evaluation of the trained policy asks them.
+                    table = f"{TRAINED}/{training.target.name}/questions"
+                    run.commit([run.write_part(table, training.questions)])
                     with _rollouts(context, training, dev, retriever, ledger, gate) as source:
                         report = _train(
                             context,
@@ -121,7 +113,12 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                             temperature=recipe.policy.temperature,
                             deciding=(retriever.digest, json.dumps(sampled)),
                             previous_target=previous_target,
-                            data=data_origin,
+                            data={
+                                "run": run.folder.name,
+                                "run_id": run.id,
+                                "questions": len(training.questions),
+                                "digest": questions_digest(training.questions),
+                            },
                         )
                     previous_target = training.target
         except BudgetExceeded:
@@ -129,12 +126,6 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
             return StageResult(spending(ledger.totals()), gate.exit_code)
         totals = log_costs(context, ledger)
     return StageResult({"model": str(target), **report.totals(), **totals})
-
-
-def _store_questions(run: Run, training: GrpoTraining) -> None:
-    """Stores the questions of a training, so that no evaluation of its policy asks them."""
-    table = f"{TRAINED}/{training.target.name}/questions"
-    run.commit([run.write_part(table, training.questions)])
 
 
 def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:
@@ -150,7 +141,6 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
             "training.grpo.rollouts: trees is one training without evaluations. Set stages: [] and "
             "eval_every: 0"
         )
-    check_relabelling(run, label)
     table = labels_table(label)
     check_relabelling_current(run, table)
     start = validated_start_policy(context, run, table)
@@ -170,9 +160,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
         context,
         GrpoTraining(recipe, target, [question for question, _ in trees]),
         source,
-        temperature=drawn.policy.temperature
-        if drawn.mcts.temperature is None
-        else drawn.mcts.temperature,
+        temperature=sampling_for(drawn.policy, drawn.mcts.temperature).temperature,
         deciding=(run.id, table, data["digest"]),
         data=data,
     )
@@ -198,16 +186,15 @@ def _train(
     recipe = training.recipe
     adapter = None if previous_target is None else previous_target / "adapter"
     rewards = json.dumps(recipe.rewards.model_dump(mode="json"), sort_keys=True)
-    initial_adapter_hash = []
+    deciding = (questions_digest(training.questions), rewards, *deciding)
     if adapter is not None:
-        initial_adapter_hash = [file_hash(adapter / "adapter_model.safetensors")]
+        deciding = (*deciding, file_hash(adapter / "adapter_model.safetensors"))
+    context = replace(context, recipe=recipe)
     report = train(
-        training_run(
-            replace(context, recipe=recipe), "grpo", recipe.policy.trainable, training.target, data
-        ),
+        training_run(context, "grpo", recipe.policy.trainable, training.target, data),
         source,
         temperature=temperature,
-        deciding=(questions_digest(training.questions), rewards, *deciding, *initial_adapter_hash),
+        deciding=deciding,
         begin_with=adapter,
     )
     context.log(f"wrote {training.target}: {report.summary()}")

@@ -62,14 +62,10 @@ class FreshRolloutResult:
 
 def stored_fresh(run: Run, temperature: float | None = None) -> dict[NodeKey, FreshRollouts]:
     """Returns stored rollouts at a temperature; per node, the row with the most rollouts."""
-    drawn = run.recipe.policy.temperature if temperature is None else temperature
-    rows = [
-        row
-        for row in table_to_records(read_parts(run.folder, TABLE), FreshRollouts)
-        if abs(row.temperature - drawn) < 1e-6
-    ]
+    wanted = run.recipe.policy.temperature if temperature is None else temperature
+    rows = table_to_records(read_parts(run.folder, TABLE), FreshRollouts)
     rows.sort(key=lambda row: len(row.rollouts))
-    return {(row.tree_id, row.node_id): row for row in rows}
+    return {(row.tree_id, row.node_id): row for row in rows if abs(row.temperature - wanted) < 1e-6}
 
 
 def roll_fresh(
@@ -108,7 +104,9 @@ def roll_fresh(
                     rollouts,
                 )
             )  # fmt: skip
-        _commit(run, rows)
+        if rows:
+            numbers = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
+            run.commit([run.write_part(TABLE, rows, max(numbers, default=-1) + 1)])
         log_costs(context, ledger)
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
     rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
@@ -182,12 +180,12 @@ async def _roll(
             return await _roll_out(environment, sampling, tree, wanted[tree.id], rollouts)
 
         at_once = recipe.questions_in_flight
-        async for tree, found in attempt_each(gate.admit(trees), roll, at_once, progress):
-            if isinstance(found, BranchwiseError):
-                rolled.failed[type(found).__name__] += 1
+        async for tree, outcome in attempt_each(gate.admit(trees), roll, at_once, progress):
+            if isinstance(outcome, BranchwiseError):
+                rolled.failed[type(outcome).__name__] += 1
             else:
-                rows += found
-                whole += len(found) == len(wanted[tree.id])
+                rows += outcome
+                whole += len(outcome) == len(wanted[tree.id])
     rolled.pending = len(wanted) - whole - rolled.failed.total()
     return sorted(rows, key=lambda row: (row.tree_id, row.node_id))
 
@@ -201,8 +199,8 @@ async def _roll_out(
 ) -> list[FreshRollouts]:
     """Rolls out the wanted nodes of a tree concurrently; a node that a limit stops has no row."""
 
-    async def roll(one: tuple[TreeNode, State]) -> FreshRollouts:
-        node, state = one
+    async def roll(step: tuple[TreeNode, State]) -> FreshRollouts:
+        node, state = step
         trajectories = await draw_rollouts(
             environment,
             sampling,
@@ -227,10 +225,3 @@ async def _roll_out(
     chosen = [(node, state) for node, state in nodes if node.node_id in wanted]
     rolled = [row async for row in map_concurrently(chosen, roll, len(chosen))]
     return sorted(rolled, key=lambda row: row.node_id)
-
-
-def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
-    if not rows:
-        return
-    taken = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
-    run.commit([run.write_part(TABLE, rows, max(taken, default=-1) + 1)])

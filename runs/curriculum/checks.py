@@ -53,7 +53,14 @@ def check_curriculum(context: StageContext) -> None:
     require(weights(recipe.model_copy(update={"pairs": by_label})))
     if recipe.curriculum.reward_model:
         policy_files(encoder_of(recipe))
-    _require_questions(recipe)
+    cycles, each = planned(recipe), questions_of(recipe)
+    all_of_them = recipe.data.model_copy(update={"limit": cycles * each})
+    available = len(open_data(recipe, all_of_them).questions)
+    if available < cycles * each:
+        raise ConfigError(
+            f"curriculum: {cycles} cycles need {each} questions each, but there are {available}: "
+            "lower curriculum.questions or curriculum.cycles"
+        )
 
 
 def planned(recipe: Recipe) -> int:
@@ -71,7 +78,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     if not scheme.stages:
         yield (
             f"curriculum: the reward scheme `{recipe.rewards.scheme}` does not have stages; set "
-            f"rewards.scheme: {naming(lambda one: bool(one.stages))}"
+            f"rewards.scheme: {naming(lambda scheme: bool(scheme.stages))}"
         )
     elif not any(scheme.weights(0).values()):
         yield (
@@ -90,25 +97,14 @@ def _faults(recipe: Recipe) -> Iterator[str]:
             "curriculum.questions and data.limit are not set, so the first cycle would use all "
             "questions: set curriculum.questions"
         )
-    for one in recipe.data.mix or (recipe.data,):
-        if one.split not in {"train", "warm"}:
+    for settings in recipe.data.mix or (recipe.data,):
+        if settings.split not in {"train", "warm"}:
             yield (
-                f"data.split of {one.source} is {one.split or 'not set'}, so cycles could train on "
-                "questions of dev or test: set it to train"
+                f"data.split of {settings.source} is {settings.split or 'not set'}, so cycles "
+                "could train on questions of dev or test: set it to train"
             )
 
 
 def _fixed_settings(recipe: Recipe) -> dict[str, Any]:
     settings = flat(recipe.model_dump(mode="json"))
     return {name: value for name, value in settings.items() if not name.startswith(MAY_CHANGE)}
-
-
-def _require_questions(recipe: Recipe) -> None:
-    cycles, each = planned(recipe), questions_of(recipe)
-    all_of_them = recipe.data.model_copy(update={"limit": cycles * each})
-    found = len(open_data(recipe, all_of_them).questions)
-    if found < cycles * each:
-        raise ConfigError(
-            f"curriculum: {cycles} cycles need {each} questions each, but there are {found}: lower "
-            "curriculum.questions or curriculum.cycles"
-        )

@@ -81,8 +81,8 @@ def draw_course(results: Sequence[DevResult], path: Path) -> None:
 def _values(results: Sequence[DevResult], field: str) -> list[float]:
     """Returns shares in per cent, with gaps for missing values."""
     scale = 1 if field in {"searches", "backtracks"} else 100
-    found = [getattr(result, field) for result in results]
-    return [float("nan") if value is None else scale * value for value in found]
+    values = [getattr(result, field) for result in results]
+    return [float("nan") if value is None else scale * value for value in values]
 
 
 ByStage = Mapping[StageName, EvoRagSettings]
