@@ -27,7 +27,7 @@ from runs.evaluation.candidates import (
     PolicyEvaluation,
     baseline_candidates,
     policies_of,
-    policy_candidates,
+    policy_candidate,
 )
 from runs.evaluation.question_set import (
     check_no_overlap,
@@ -59,7 +59,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     check_run_folder(context.run)
     policies = policies_of(recipe, context.run)
     data = evaluation_data(recipe, context.limit)
-    named = [f"{k} ({one.policy.model}, {one.agent.protocol})" for k, one in policies.items()]
+    named = [f"{k} ({p.policy.model}, {p.agent.protocol})" for k, p in policies.items()]
     context.log(
         f"eval: {len(data.questions)} questions of {set_name(recipe)}, policies "
         + ", ".join((*named, *recipe.evaluation.baselines))
@@ -77,7 +77,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     check_no_overlap(context.run, policies.values(), data.questions)
     retriever = open_index(recipe, data.passages, context.log)
     run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
-    candidates = list(policy_candidates(recipe, policies, data))
+    candidates = [policy_candidate(*item, recipe, data) for item in policies.items()]
     candidates += baseline_candidates(recipe, context.run, data, retriever, context.log)
     deciding = {one.name: one.deciding for one in candidates}
     settings = evaluation_identity(recipe, context.limit, deciding, data, retriever)
@@ -87,8 +87,11 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     with run.open_ledger() as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", about)
         gate = Gate(recipe.limits, ledger.totals, context.log)
-        stored = {one.name: stored_answers(run, one, name) for one in candidates if judging}
-        done = {policy: answered for policy, answered in stored.items() if answered}
+        done = {
+            candidate.name: stored
+            for candidate in candidates
+            if judging and (stored := stored_answers(run, candidate, name))
+        }
         evaluation = PolicyEvaluation(context, retriever, ledger, gate)
         for policy, answered in evaluation.answers(c for c in candidates if c.name not in done):
             if answered.pending:
@@ -111,25 +114,24 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
 
 
 def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -> CostEstimate:
-    recipe, bounds, asked = context.recipe, CostRange(), 0
-    for one in policies:
-        number = len(askable(data.questions, protocol_of(one.agent))[0])
-        bounds += rollout_cost(one, data).times((number, number))
-        asked += number
+    recipe, bounds, answers = context.recipe, CostRange(), 0
+    for policy in policies:
+        number = len(askable(data.questions, protocol_of(policy.agent))[0])
+        bounds += rollout_cost(policy, data).times((number, number))
+        answers += number
     baselines = len(data.questions) * len(set(recipe.evaluation.baselines) - {"majority"})
     reader = recipe.reader_recipe(context.run.name)
     bounds += rollout_cost(reader, data).times((0, baselines))  # `oracle` may lack passages
-    units = (asked, asked + baselines)
-    everyone = [*policies, *([reader] if baselines else ())]
-    one_price = all(
-        one.policy.price_per_million == everyone[0].policy.price_per_million for one in everyone
-    )
-    priced = everyone[0] if one_price else None
-    answers = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, priced)
+    units = (answers, answers + baselines)
+    first, *others = [*policies, reader] if baselines else policies
+    price = first.policy.price_per_million
+    has_one_price = all(other.policy.price_per_million == price for other in others)
+    priced = first if has_one_price else None
+    estimate = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, priced)
     if recipe.answer_judge is None:
-        return answers
-    judged = call_cost(recipe, data, recipe.answer_judge, (0, asked + baselines))
-    return replace(answers, cost=answers.cost + judged)
+        return estimate
+    judged = call_cost(recipe, data, recipe.answer_judge, (0, answers + baselines))
+    return replace(estimate, cost=estimate.cost + judged)
 
 
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:

@@ -10,32 +10,42 @@ them has changed.
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from agent.environment import Environment
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
 from base.atomic import atomic_write_text
+from base.errors import BranchwiseError
 from base.terminal_escape import inert
+from base.text import digest_of
 from retrieval.interface import Retriever
+from rewards.outcome import AnswerScores
 from runs.cost_bounds import rollout_cost
-from runs.costs import RATING_CALLS, CostEstimate, estimate_from_run, log_costs
-from runs.evaluation.difficulty_rating import deciding_digest, rate_questions, row_digest
-from runs.factories import open_index
+from runs.costs import RATING_CALLS, estimate_from_run, log_costs
+from runs.evaluation.question_set import answering
+from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run, check_run_folder, open_or_begin
+from runs.inputs import model_digest, questions_digest
 from runs.preflight import log_notes, model_files, require, servers
-from runs.progress import Progress
+from runs.progress import Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import BAD_INPUT, Gate, StageContext, StageResult, failure_code
 from sources.jsonl import line_of
 from sources.load import Data, load_data, unanswerable
+from storage.ledger import Ledger
 from storage.manifest import load_manifest
 from storage.parts import part_number, question_ids, read_parts
 from storage.records import Difficulty, Failure, Question
 from storage.schemas import table_to_records
 
 TABLE, FAILURES = "select/difficulty", "select/failures"
+PATH = "select/root"
+"""Ledger path of the rollouts, distinct from trees and evaluations."""
 
 
 def select(context: StageContext) -> StageResult:
@@ -51,10 +61,14 @@ def select(context: StageContext) -> StageResult:
     rows: dict[str, Difficulty] = {}
     if context.run.is_dir() and question_ids(context.run, TABLE):
         retriever = open_index(recipe, data.passages, context.log)  # which was built for these
-        rows = _kept_rows(context, data.questions, deciding_digest(rater, retriever))
+        rows = _valid_rows(context, data.questions, deciding_digest(rater, retriever))
     pending = [question for question in data.questions if question.id not in rows]
     if context.dry_run:
-        return _estimate(context, rater, data, len(pending)).report(context, **planned)
+        most = len(pending) * rater.difficulty.rollouts
+        units, calls = (len(pending), len(pending)), (len(pending), most)
+        bounds = rollout_cost(rater, data).times(calls)
+        estimate = estimate_from_run(context, RATING_CALLS, TABLE, "question", units, bounds, rater)
+        return estimate.report(context, **planned)
     if pending:
         require(servers(rater, temperature=rater.evaluation.temperature))
     retriever = retriever or open_index(recipe, data.passages, context.log)
@@ -64,14 +78,14 @@ def select(context: StageContext) -> StageResult:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("select", len(data.questions), spent=ledger.totals)
         progress.done = progress.resumed_from = len(rows)
-        found: list[Difficulty | Failure] = []
+        rated: list[Difficulty | Failure] = []
         if pending:
             with gate.listening():
-                found = asyncio.run(
+                rated = asyncio.run(
                     rate_questions(context, rater, pending, retriever, ledger, gate, progress)
                 )
-        rows |= {row.question_id: row for row in found if isinstance(row, Difficulty)}
-        failures = [row for row in found if isinstance(row, Failure)]
+        rows |= {row.question_id: row for row in rated if isinstance(row, Difficulty)}
+        failures = [row for row in rated if isinstance(row, Failure)]
         ordered = [rows[question.id] for question in data.questions if question.id in rows]
         _commit(run, ordered, failures)
         totals = {**_counted(context, ordered, failures), **log_costs(context, ledger)}
@@ -84,18 +98,6 @@ def select(context: StageContext) -> StageResult:
     if not all(any(stage.values()) for stage in stages.values()):
         code = code or BAD_INPUT
     return StageResult({**totals, "stages": stages}, code)
-
-
-def _estimate(context: StageContext, rater: Recipe, data: Data, pending: int) -> CostEstimate:
-    return estimate_from_run(
-        context,
-        RATING_CALLS,
-        TABLE,
-        "question",
-        (pending, pending),
-        rollout_cost(rater, data).times((pending, pending * rater.difficulty.rollouts)),
-        rater,
-    )
 
 
 def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
@@ -115,7 +117,7 @@ def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 
-def _kept_rows(
+def _valid_rows(
     context: StageContext, questions: Sequence[Question], deciding: str
 ) -> dict[str, Difficulty]:
     """Returns stored rows that the current rater and labels would reproduce."""
@@ -184,3 +186,75 @@ def _write_stages(
         stage: {name: len(bucket) for name, bucket in buckets.items()}
         for stage, buckets in drawn.items()
     }
+
+
+async def rate_questions(
+    context: StageContext,
+    rater: Recipe,
+    pending: Sequence[Question],
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Gate,
+    progress: Progress,
+) -> list[Difficulty | Failure]:
+    """Rates questions until the gate closes.
+
+    Args:
+        rater: The recipe with the rater as its policy (`Recipe.rater_recipe`).
+
+    Raises:
+        EndpointError: If a fault is fatal; a fault of a single question becomes a `Failure`.
+    """
+    opened = open_engine(rater.policy, rater, ledger, gate.check, context.log)
+    async with opened as engine, progress.shown(context.console):
+        environment = environment_for(rater, engine, retriever)
+        rate = partial(_rate, rater, environment, deciding_digest(rater, retriever))
+        at_once = rater.questions_in_flight
+        return [
+            Failure.of(question.id, "select", row) if isinstance(row, BranchwiseError) else row
+            async for question, row in attempt_each(gate.admit(pending), rate, at_once, progress)
+        ]
+
+
+def deciding_digest(rater: Recipe, retriever: Retriever) -> str:
+    """Returns the hash of all settings that affect a rater's rollouts."""
+    deciding = {
+        **rater.model_dump(mode="json", include={"seed", "retrieval"}),
+        **answering(rater),
+        "model": model_digest(rater.policy, rater),
+        "index": retriever.digest,
+        "rollouts": rater.difficulty.rollouts,
+    }
+    return digest_of(json.dumps(deciding, sort_keys=True))
+
+
+def row_digest(deciding: str, question: Question) -> str:
+    """Returns the `config_digest` of a question's row."""
+    return digest_of(deciding, questions_digest([question]))[:12]
+
+
+async def _rate(
+    recipe: Recipe, environment: Environment, deciding: str, question: Question
+) -> Difficulty:
+    settings = recipe.difficulty
+    sampling = sampling_for(recipe.policy, recipe.evaluation.temperature)
+    root, tokens, first = await environment.root(question), 0, None
+    for draw in range(settings.rollouts):
+        rollout = await environment.trajectory(
+            root, sampling, question_id=question.id, path=PATH, draw=draw
+        )
+        tokens += rollout.usage.output_tokens
+        if AnswerScores.of(rollout.state.answer, question.answers).cover_em:
+            first = draw + 1
+            break
+    return Difficulty(
+        question_id=question.id,
+        source=question.source,
+        label=difficulty_of(first, settings.easy, settings.medium),
+        rollouts=first or settings.rollouts,
+        first_success=first,
+        seed=environment.seed,
+        output_tokens=tokens,
+        policy_digest=environment.engine.digest,
+        config_digest=row_digest(deciding, question),
+    )

@@ -49,27 +49,26 @@ def study(
     arms: Annotated[tuple[str, ...], "to run alone, if the study allows it"] = (),
 ) -> StageResult:
     """Runs the stage (see module)."""
-    asked = study_named(name)
+    chosen = study_named(name)
     check_run_folder(context.run)
-    if asked.of_existing_run:
+    if chosen.of_existing_run:
         existing_run(context.run)
-    _check_arms(name, asked, arms)
-    if seeds and not asked.seeds:
+    _check_arms(name, chosen, arms)
+    if seeds and not chosen.seeds:
         raise ConfigError(f"--seeds: study {name} uses none; set `seed` with --set instead")
     require_matplotlib()
-    fault = cannot_serve_trained_reason(context.recipe.policy) if asked.trains else None
-    if fault:
+    if chosen.trains and (fault := cannot_serve_trained_reason(context.recipe.policy)):
         raise ConfigError(f"study {name}: {fault}")
-    output_folder = context.run / STUDY / name if asked.recipe else None
-    runner = StudyRunner(context, _distinct(seeds or asked.seeds), output_folder, arms=arms)
+    output_folder = context.run / STUDY / name if chosen.recipe else None
+    runner = StudyRunner(context, _distinct(seeds or chosen.seeds), output_folder, arms=arms)
     try:
         if context.dry_run:
-            asked.carry_out(runner)
+            chosen.carry_out(runner)
         else:
             runner.folder.mkdir(parents=True, exist_ok=True)
             # Studies that share a run also share model folders.
             with RunLock(context.run / STUDY / "study.lock"):
-                asked.carry_out(runner)
+                chosen.carry_out(runner)
     except StageStopped as stopped:
         context.log(f"study {name}: {stopped}")
         return StageResult({"study": name, "stopped": str(stopped)}, stopped.exit_code)
@@ -84,17 +83,16 @@ def recipe_of(name: str) -> Path:
 
 def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
     """Rejects a seed that is named twice, which would count one training as two."""
-    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if twice:
+    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
     return seeds
 
 
-def _check_arms(name: str, asked: Study, arms: tuple[str, ...]) -> None:
+def _check_arms(name: str, chosen: Study, arms: tuple[str, ...]) -> None:
     """Rejects arms that the study does not have, or does not run alone."""
-    unknown = ", ".join(arm for arm in arms if arm not in asked.arms)
-    if unknown and asked.arms:
-        raise ConfigError(f"--arms {unknown}: study {name} has the arms {', '.join(asked.arms)}")
+    unknown = ", ".join(arm for arm in arms if arm not in chosen.arms)
+    if unknown and chosen.arms:
+        raise ConfigError(f"--arms {unknown}: study {name} has the arms {', '.join(chosen.arms)}")
     if unknown:
         raise ConfigError(f"--arms: study {name} runs all its arms together; remove the option")
 
@@ -106,7 +104,6 @@ def study_named(name: str) -> Study:
         ConfigError: If it is unknown.
     """
     if name not in STUDIES:
-        known = ", ".join(STUDIES)
-        raise ConfigError(f"study {name!r}: no such study; there are {known}")
-    found: Study = import_module(STUDIES[name]).STUDY
-    return found
+        raise ConfigError(f"study {name!r}: no such study; there are {', '.join(STUDIES)}")
+    chosen: Study = import_module(STUDIES[name]).STUDY
+    return chosen

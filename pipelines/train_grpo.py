@@ -23,7 +23,6 @@ from base.errors import BudgetExceeded, ConfigError
 from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
-from rewards.schemes import scheme_of
 from runs.annotation.stored_trees import check_relabelling_current, labels_table
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
@@ -218,7 +217,6 @@ def _rollouts(
         retriever,
         ledger,
         gate,
-        scheme_of(recipe),
         serving_for(recipe, training.target / "serving", logs, gate.check, context.log),
         Canary(canary_prompts(recipe, training.questions), tolerance_for(recipe.policy)),
     )

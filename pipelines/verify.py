@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from runs.annotation.stored_trees import relabelling_of
-from runs.folder import Run, existing_run, noted_inputs
+from runs.folder import Run, existing_run
 from runs.stage import DONE, FAILED, StageContext, StageResult
 from storage.ledger import drop_damaged as drop_damaged_rows
 from storage.ledger_check import REMEDY, Checked, check
@@ -84,7 +84,7 @@ def _remove(context: StageContext, run: Run, bad: Sequence[PartInfo], ledger: Ch
     if not ledger.whole:
         context.log("damaged parts stay in the manifest until the ledger is repaired")
         return
-    imported = "imported_pairs" in noted_inputs(run.folder)
+    imported = "imported_pairs" in run.record.inputs
     with run.held():
         removed = _with_their_companions(run, bad)
         remove_parts(run.folder, removed)
@@ -116,12 +116,7 @@ def _remedy(part: PartInfo, imported: bool) -> str:
             f"rerun `branchwise relabel --label {folder.partition('/')[2]}` with the settings in "
             f"{folder}/labelling.yaml"
         )
-    stages = {
-        "eval": "eval",
-        "survival": "diagnose",
-        "select": "select",
-        TRAINED: "train-grpo",
-    }
+    stages = {"eval": "eval", "survival": "diagnose", "select": "select", TRAINED: "train-grpo"}
     stage = stages.get(part.table.partition("/")[0], "annotate")
     replay = " (with --replay if its models are gone)" if stage == "annotate" else ""
     return f"rerun `branchwise {stage}`{replay}, which replays the ledger"

@@ -56,10 +56,8 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
         )
     require(start_files("training.warm_start.base", recipe, settings.base))
     data = load_data(drawn, recipe.seed)
-    questions = [q for q in data.questions if protocol.unfit(q) is None]
-    left_out = Counter(
-        f"left out, {reason}" for q in data.questions if (reason := protocol.unfit(q))
-    )
+    questions = [question for question in data.questions if protocol.unfit(question) is None]
+    unfit = filter(None, map(protocol.unfit, data.questions))
     target = trained_folder(context, WARM_START, name)
     context.log(f"warm-start: {len(questions)} questions of the split `warm` → {target}")
     for line in data.describe_notes():
@@ -78,6 +76,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
             incomplete=data.incomplete,
         )
     )
+    left_out = Counter(f"left out, {reason}" for reason in unfit)
     counts = dict(sorted((traces.counts + left_out).items()))
     context.log(f"{len(traces.examples)} step examples: {_in_words(counts)}")
     _check_few_skipped(traces.counts, len(questions))
@@ -101,8 +100,8 @@ def _reading_examples(
     recipe, reading = context.recipe, context.recipe.training.warm_start.reading
     if reading is None:
         return []
-    sets = tuple(_from_warm(one) for one in reading.sets)
-    drawn = DataSettings(mix=sets, limit=context.limit or reading.questions)
+    limit = context.limit or reading.questions
+    drawn = DataSettings(mix=tuple(map(_from_warm, reading.sets)), limit=limit)
     data = load_data(drawn, recipe.seed, unfit=unanswerable)
     built = asyncio.run(
         build_reading(

@@ -11,7 +11,7 @@ from base.atomic import atomic_write_text
 from base.terminal_escape import inert
 from mcts import SearchSettings
 from runs.environment import installed_version, repository
-from runs.folder import Run, noted_inputs
+from runs.folder import Run
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 
@@ -22,16 +22,15 @@ def write_card(run: Run) -> None:
     # Only two columns, because a large run's questions must not be in memory twice.
     licences = read_parts(run.folder, "questions", ["source", "licence"])
     template = (repository() / "datasets" / "cards" / "run.md").read_text(encoding="utf-8")
-    trees = sum(part.questions for part in manifest.of("trees"))
     facts = {
         "name": run.folder.name,
         "version": installed_version("branchwise"),
-        "trees": trees,
+        "trees": sum(part.questions for part in manifest.of("trees")),
         "nodes": manifest.rows("trees"),
         "pairs": manifest.rows("pairs"),
         "questions": licences.num_rows,
         "policy": recipe.policy.model,
-        "policy_digest": noted_inputs(run.folder)["policy"],
+        "policy_digest": run.record.inputs["policy"],
         "protocol": recipe.agent.protocol,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
         "search": describe_search(recipe.mcts),
@@ -62,13 +61,13 @@ def describe_search(search: SearchSettings) -> str:
 
 def describe_pair_filters(pairs: PairSettings) -> str:
     """Describes the other pair settings; "" if all have their defaults."""
-    said = pairs.model_dump(mode="json", exclude_defaults=True, exclude={"min_gap", "min_outcomes"})
-    return "".join(f"; `{name}: {value}`" for name, value in said.items())
+    described = {"min_gap", "min_outcomes"}
+    others = pairs.model_dump(mode="json", exclude_defaults=True, exclude=described)
+    return "".join(f"; `{name}: {value}`" for name, value in others.items())
 
 
 def _source_lines(licences: pa.Table) -> list[str]:
-    rows = licences.to_pylist()
-    count = Counter((row["source"], row["licence"] or "not stated") for row in rows)
+    count = Counter((row["source"], row["licence"] or "not stated") for row in licences.to_pylist())
     return [
         f"| {markdown_cell(source)} | {n} | {markdown_cell(licence)} |"
         for (source, licence), n in sorted(count.items())
