@@ -24,7 +24,7 @@ from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
 from runs.annotation.stored_trees import check_relabelling_current, labels_table
-from runs.cost_bounds import NOTHING, CostRange, rollout_cost
+from runs.cost_bounds import NOTHING, CostRange, add, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
 from runs.evaluation.question_set import answering
 from runs.factories import open_data, open_index, sampling_for
@@ -145,7 +145,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
     start = validated_start_policy(context, run, table)
     target = trained_folder(context, "grpo", name)
     trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
-    groups = sum(len(groups) for _, groups in trees)
+    groups = sum(len(siblings) for _, siblings in trees)
     context.log(
         f"train-grpo: {groups} groups of siblings with spread in {len(trees)} trees, start {start} "
         f"→ {target}"
@@ -153,7 +153,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
     if context.dry_run:
         nothing = CostEstimate("rollout", NOTHING, CostRange(), "trees need no calls")
         return nothing.report(context, groups=groups)
-    source = TreeGroups([one for _, one in trees], settings.batch_questions, recipe.seed)
+    source = TreeGroups([siblings for _, siblings in trees], settings.batch_questions, recipe.seed)
     data = training_data_provenance(run, table)
     report = _train(
         context,
@@ -222,10 +222,12 @@ def _rollouts(
     )
 
 
-def _dev_answers(settings: GrpoSettings, dev: Sequence[Question]) -> int:
-    """Returns the number of answers of the evaluations during a training."""
-    every = settings.eval_every
-    return len(dev) * len(range(0, settings.batches, every)) if every else 0
+def _rollout_counts(settings: GrpoSettings, dev: Sequence[Question]) -> tuple[int, int, int]:
+    """Returns the dev answers of a training, and the fewest and most rollouts with them."""
+    evaluations = range(0, settings.batches, settings.eval_every) if settings.eval_every else ()
+    answers, rollouts = len(dev) * len(evaluations), settings.batches * settings.group_size
+    fewest, most = settings.batch_questions, settings.batch_questions + settings.dynamic_sampling
+    return answers, rollouts * fewest + answers, rollouts * most + answers
 
 
 def _announce(
@@ -234,10 +236,8 @@ def _announce(
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)
-        questions = settings.batch_questions + settings.dynamic_sampling
-        answers = _dev_answers(settings, dev)
+        answers, _, most = _rollout_counts(settings, dev)
         also = f", {answers:,} dev answers" if answers else ""
-        rollouts = settings.batches * questions * settings.group_size + answers
         context.log(
             f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
             f"{protocol.name}, {len(training.questions):,} questions, start "
@@ -245,8 +245,8 @@ def _announce(
         )
         context.log(
             f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
-            f"{settings.group_size} rollouts each{also}; at most {rollouts:,} rollouts and "
-            f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"
+            f"{settings.group_size} rollouts each{also}; at most {most:,} rollouts and "
+            f"{most * protocol.max_calls:,} calls; those in the ledger are free"
         )
 
 
@@ -255,15 +255,7 @@ def _estimate(
 ) -> CostEstimate:
     recipe, units, bounds = context.recipe, NOTHING, CostRange()
     for training in trainings:
-        settings = training.recipe.training.grpo
-        answers = _dev_answers(settings, dev)
-        low, high = (
-            settings.batches * settings.group_size * questions + answers
-            for questions in (
-                settings.batch_questions,
-                settings.batch_questions + settings.dynamic_sampling,
-            )
-        )
-        units = units[0] + low, units[1] + high
-        bounds += rollout_cost(training.recipe, data, tokens=True).times((low, high))
+        _, fewest, most = _rollout_counts(training.recipe.training.grpo, dev)
+        units = add(units, (fewest, most))
+        bounds += rollout_cost(training.recipe, data, tokens=True).times((fewest, most))
     return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds, recipe)

@@ -130,13 +130,10 @@ class Gate:
             BudgetExceeded: If a limit is reached or a stop signal came; the gate then also closes
                 for questions.
         """
-        if self.interrupted:
-            self.reason = "interrupted"
-            raise BudgetExceeded("interrupted; rerun the same command to resume")
-        reached = self.limit_reached()
-        if reached is not None:
-            self.reason = reached
-            raise BudgetExceeded(f"{reached}; rerun the same command to resume")
+        reason = "interrupted" if self.interrupted else self.limit_reached()
+        if reason is not None:
+            self.reason = reason
+            raise BudgetExceeded(f"{reason}; rerun the same command to resume")
 
     def limit_reached(self) -> str | None:
         """Returns the limit that is reached, in words; None if there is none."""

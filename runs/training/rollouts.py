@@ -203,7 +203,6 @@ class Rollouts:
         async for attempted in attempt_each(self.gate.admit(items), work, at_once, progress):
             yield attempted
         if self.gate.closed():
-            self.gate.check()
             raise BudgetExceeded(str(self.gate.reason))
 
     async def _rollout(
