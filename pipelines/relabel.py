@@ -37,21 +37,18 @@ def _relabel(context: StageContext, run: Run, label: str | None) -> StageResult:
     relabeller = Relabeller(
         recipe, required_fresh_rollouts(run, recipe) if recipe.pairs.confirmed else {}
     )
-    if told := outdated_weights_warning(recipe):
-        context.log(told)
+    if warning := outdated_weights_warning(recipe):
+        context.log(warning)
     labels, pairs = labels_table(label), pairs_table(label)
     parts: list[PartInfo] = []
     counted: Counter[str] = Counter()
     for number, trees in groupby(stored_trees(run), key=lambda tree: tree.part):
-        made: dict[str, list[Record]] = {labels: [], pairs: []}
-        for tree in trees:
-            labelled, found = relabeller.label(tree)
-            made[labels] += labelled
-            made[pairs] += found
-        for name, rows in made.items():
-            counted[name] += len(rows)
+        nodes_and_pairs = zip(*map(relabeller.label, trees), strict=True)
+        for table, by_tree in zip((labels, pairs), nodes_and_pairs, strict=True):
+            rows: list[Record] = [row for rows in by_tree for row in rows]
+            counted[table] += len(rows)
             if not context.dry_run:
-                parts.append(run.write_part(name, rows, number))
+                parts.append(run.write_part(table, rows, number))
     if not context.dry_run:
         keep_labelling(run, label, recipe)
         run.commit(parts, replaced=(labels, pairs))

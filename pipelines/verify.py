@@ -51,8 +51,7 @@ def verify(
 
 def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> Checked:
     """Checks the ledger; removes damaged rows if asked."""
-    checked = check(run.ledger)
-    _report_damage(context, run, checked)
+    checked = _check(context, run)
     damaged = checked.damaged or checked.faults
     if not (drop_damaged and damaged) or context.dry_run or checked.lost:
         return checked
@@ -61,12 +60,12 @@ def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> C
         f"{run.ledger}: {len(checked.damaged)} damaged rows removed; the next `branchwise "
         "annotate` or `branchwise eval` repeats and pays for the calls it needs"
     )
-    rebuilt = check(run.ledger)
-    _report_damage(context, run, rebuilt)
-    return rebuilt
+    return _check(context, run)
 
 
-def _report_damage(context: StageContext, run: Run, checked: Checked) -> None:
+def _check(context: StageContext, run: Run) -> Checked:
+    """Checks the ledger and logs its damage."""
+    checked = check(run.ledger)
     intact = checked.rows - len(checked.damaged)
     context.log(f"{intact:,} of {checked.rows:,} rows of the ledger are undamaged")
     for fault in (*checked.damaged[:REPORTED_ROWS], *checked.faults):
@@ -77,6 +76,7 @@ def _report_damage(context: StageContext, run: Run, checked: Checked) -> None:
         context.log(REMEDY)
     if checked.lost:
         context.log(checked.lost)
+    return checked
 
 
 def _remove(context: StageContext, run: Run, bad: Sequence[PartInfo], ledger: Checked) -> None:

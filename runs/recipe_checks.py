@@ -1,6 +1,6 @@
 """Finds combinations of settings that cannot work, each with a remedy, before a stage begins."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 from base.errors import ConfigError
@@ -139,16 +139,13 @@ def _errors_of(check: Callable[[], object]) -> list[str]:
     return []
 
 
-def _evaluated_endpoints(recipe: Recipe) -> Iterator[str]:
-    for role, model in recipe.other_endpoints().items():
-        yield from _endpoint(role, model)
-
-
-def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
-    if model and model.engine == "openai" and not model.base_url:
-        yield f"{role}.engine is `openai` but {role}.base_url is not set"
-    if model and model.base_url:  # even if unused, it would be written to the run's recipe
-        yield from (f"{role}: {fault}" for fault in _errors_of(partial(endpoint_address, model)))
+def _endpoints(models: Mapping[str, ModelSettings | None]) -> Iterator[str]:
+    for role, model in models.items():
+        if model and model.engine == "openai" and not model.base_url:
+            yield f"{role}.engine is `openai` but {role}.base_url is not set"
+        if model and model.base_url:  # even if unused, it would be written to the run's recipe
+            faults = _errors_of(partial(endpoint_address, model))
+            yield from (f"{role}: {fault}" for fault in faults)
 
 
 def _prices(recipe: Recipe) -> Iterator[str]:
@@ -241,10 +238,10 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("agent", "mcts", "pairs"), _pairs),
     (("agent", "training"), _traces),
     (("retrieval",), _retrieval),
-    (("policy",), lambda recipe: _endpoint("policy", recipe.policy)),
-    (("judge",), lambda recipe: _endpoint("judge", recipe.judge)),
-    (("verifier",), lambda recipe: _endpoint("verifier", recipe.verifier)),
-    (CALLED, _evaluated_endpoints),
+    (("policy",), lambda recipe: _endpoints({"policy": recipe.policy})),
+    (("judge",), lambda recipe: _endpoints({"judge": recipe.judge})),
+    (("verifier",), lambda recipe: _endpoints({"verifier": recipe.verifier})),
+    (CALLED, lambda recipe: _endpoints(recipe.other_endpoints())),
     (("limits", *CALLED, "mcts", "rewards", "verifier"), _prices),
     (("data", "evaluation"), _sources),
     (("evaluation", "judge"), _evaluation),

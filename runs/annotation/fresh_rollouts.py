@@ -93,7 +93,12 @@ def roll_fresh(
     sampling = sampling_for(recipe.policy, temperature)
     passages = replay_passages(run)
     retriever = open_index(recipe, tuple(passages.values()), context.log)
-    _check_same_policy(recipe, policies)
+    digest = model_digest(recipe.policy, recipe)
+    if others := policies - {digest}:  # their rollouts would come from another policy
+        raise ConfigError(
+            f"the trees were grown by policy {', '.join(sorted(others))}, but "
+            f"{recipe.policy.model} is now {digest}: restore the weights, or use --no-model"
+        )
     trees = stored_trees(run, only=wanted, passages=passages)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
@@ -144,16 +149,6 @@ def _trees_to_roll_out(
             wanted[tree].add(node)
             policies.add(policy)
     return wanted, policies
-
-
-def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
-    """Rejects changed weights, because their rollouts would come from another policy."""
-    digest = model_digest(recipe.policy, recipe)
-    if others := set(policies) - {digest}:
-        raise ConfigError(
-            f"the trees were grown by policy {', '.join(sorted(others))}, but "
-            f"{recipe.policy.model} is now {digest}: restore the weights, or use --no-model"
-        )
 
 
 async def _roll(

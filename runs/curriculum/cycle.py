@@ -74,11 +74,7 @@ def stalled(results: Sequence[DevResult], patience: int) -> bool:
 
 
 def evaluate_on_dev(
-    runner: StudyRunner,
-    name: str,
-    model: str,
-    *,
-    settings: Mapping[str, object] | None = None,
+    runner: StudyRunner, name: str, model: str, *, settings: Mapping[str, object] | None = None
 ) -> DevResult:
     """Evaluates a policy on the dev questions, or reads the stored result.
 
