@@ -34,7 +34,6 @@ from runs.inputs import (
     adds_questions,
     annotation_inputs,
     check_not_fewer,
-    model_digests,
     noted_model_digests,
 )
 from runs.preflight import log_notes, require, servers, weights
@@ -71,7 +70,7 @@ def annotate(
     if pending and replayed is None:  # a finished run needs no endpoint
         require(servers(recipe))
     retriever = open_index(recipe, data.passages, context.log)
-    inputs = annotation_inputs(recipe, data, retriever, replayed or model_digests(recipe))
+    inputs = annotation_inputs(recipe, data, retriever, replayed)
     grown = ("questions",) if adds_questions(context.run, data.questions) else ()
     run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
     return asyncio.run(_grow(context, run, data, retriever, replayed))

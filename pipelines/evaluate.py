@@ -10,6 +10,7 @@ overwrite it. Calls are in the ledger: rerun the command to resume. `evaluation.
 stored answers; new verdicts replace earlier ones.
 """
 
+import json
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ from agent.protocols import protocol_of
 from analysis.comparison import EVERYTHING, compare
 from analysis.tables import render_markdown, render_table
 from base.atomic import atomic_write_json, atomic_write_text
+from base.text import digest_of
 from evaluation.run import Evaluated, askable
 from runs.cost_bounds import CostRange, call_cost, rollout_cost
 from runs.costs import EVALUATION_CALLS, CostEstimate, estimate_from_run, log_costs
@@ -34,7 +36,6 @@ from runs.evaluation.question_set import (
     evaluation_data,
     evaluation_identity,
     set_name,
-    unique_name,
 )
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_or_begin
@@ -81,7 +82,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     candidates += baseline_candidates(recipe, context.run, data, retriever, context.log)
     deciding = {one.name: one.deciding for one in candidates}
     settings = evaluation_identity(recipe, context.limit, deciding, data, retriever)
-    name = unique_name(recipe, settings)
+    name = f"{set_name(recipe)}-{digest_of(json.dumps(settings, sort_keys=True))[:6]}"
     judging = AnswerJudging.of(recipe)
     about = settings if judging is None else {**settings, "judge": judging.deciding}
     with run.open_ledger() as ledger:

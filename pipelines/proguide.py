@@ -14,8 +14,9 @@ The format lacks rewards, visits, ids and provenance: an exported pair is import
 import gzip
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -206,17 +207,13 @@ def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
         ConfigError: If a pair does not fit (see `to_proguide`); nothing is written then.
         StorageError: If the file could not be written.
     """
-    packed = path.suffix.lower() == ".gz"
+    open_text = partial(gzip.open if path.suffix.lower() == ".gz" else open, mode="wt")
     lines = path.name.removesuffix(".gz").endswith(".jsonl")
     count = 0
-    with atomic_path(path) as temporary, _open_new(temporary, packed) as file:
+    with atomic_path(path) as temporary, open_text(temporary, encoding="utf-8") as file:
         file.write("" if lines else "[")
         for count, pair in enumerate(pairs, start=1):
             text = inert_json(json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False))
             file.write(f"{text}\n" if lines else f"{',' if count > 1 else ''}\n{text}")
         file.write("" if lines else "\n]\n")
     return count
-
-
-def _open_new(path: Path, packed: bool) -> TextIO:
-    return gzip.open(path, "wt", encoding="utf-8") if packed else path.open("w", encoding="utf-8")

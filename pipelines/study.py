@@ -9,6 +9,7 @@ Markdown, CSV), plots and the list of all started stages are in `study/` of the 
 `study/<name>/` if studies share a run.
 """
 
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -53,14 +54,22 @@ def study(
     check_run_folder(context.run)
     if chosen.of_existing_run:
         existing_run(context.run)
-    _check_arms(name, chosen, arms)
+    if unknown := ", ".join(arm for arm in arms if arm not in chosen.arms):
+        if chosen.arms:
+            raise ConfigError(
+                f"--arms {unknown}: study {name} has the arms {', '.join(chosen.arms)}"
+            )
+        raise ConfigError(f"--arms: study {name} runs all its arms together; remove the option")
     if seeds and not chosen.seeds:
         raise ConfigError(f"--seeds: study {name} uses none; set `seed` with --set instead")
     require_matplotlib()
     if chosen.trains and (fault := cannot_serve_trained_reason(context.recipe.policy)):
         raise ConfigError(f"study {name}: {fault}")
+    if repeated := sorted(seed for seed, n in Counter(seeds).items() if n > 1):
+        # One training would count as two.
+        raise ConfigError(f"--seeds names {', '.join(map(str, repeated))} more than once")
     output_folder = context.run / STUDY / name if chosen.recipe else None
-    runner = StudyRunner(context, _distinct(seeds or chosen.seeds), output_folder, arms=arms)
+    runner = StudyRunner(context, seeds or chosen.seeds, output_folder, arms=arms)
     try:
         if context.dry_run:
             chosen.carry_out(runner)
@@ -79,22 +88,6 @@ def recipe_of(name: str) -> Path:
     """Returns the path of a study's own recipe, if it has one."""
     shared = study_named(name).recipe if name in STUDIES else None
     return Path("configs") / f"{shared or name}.yaml"
-
-
-def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """Rejects a seed that is named twice, which would count one training as two."""
-    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-        raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
-    return seeds
-
-
-def _check_arms(name: str, chosen: Study, arms: tuple[str, ...]) -> None:
-    """Rejects arms that the study does not have, or does not run alone."""
-    unknown = ", ".join(arm for arm in arms if arm not in chosen.arms)
-    if unknown and chosen.arms:
-        raise ConfigError(f"--arms {unknown}: study {name} has the arms {', '.join(chosen.arms)}")
-    if unknown:
-        raise ConfigError(f"--arms: study {name} runs all its arms together; remove the option")
 
 
 def study_named(name: str) -> Study:

@@ -97,7 +97,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     run = open_or_begin(context.run, context.recipe, {"index_digest": retriever.digest})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
-        previous_target: Path | None = None
+        adapter: Path | None = None
         try:
             with gate.listening():
                 for training in trainings:
@@ -111,7 +111,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                             source,
                             temperature=recipe.policy.temperature,
                             deciding=(retriever.digest, json.dumps(sampled)),
-                            previous_target=previous_target,
+                            begin_with=adapter,
                             data={
                                 "run": run.folder.name,
                                 "run_id": run.id,
@@ -119,7 +119,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                                 "digest": questions_digest(training.questions),
                             },
                         )
-                    previous_target = training.target
+                    adapter = training.target / "adapter"
         except BudgetExceeded:
             context.log(f"stopped: {gate.reason}; rerun the same command to resume")
             return StageResult(spending(ledger.totals()), gate.exit_code)
@@ -174,27 +174,26 @@ def _train(
     temperature: float,
     deciding: Sequence[str],
     data: dict[str, Any],
-    previous_target: Path | None = None,
+    begin_with: Path | None = None,
 ) -> TrainingReport:
     """Trains, and draws the curves.
 
     Args:
         temperature: Sampling temperature of the rollouts or tree nodes.
-        previous_target: Folder of the stage that this one continues from.
+        begin_with: Adapter of the stage that this one continues from.
     """
     recipe = training.recipe
-    adapter = None if previous_target is None else previous_target / "adapter"
     rewards = json.dumps(recipe.rewards.model_dump(mode="json"), sort_keys=True)
     deciding = (questions_digest(training.questions), rewards, *deciding)
-    if adapter is not None:
-        deciding = (*deciding, file_hash(adapter / "adapter_model.safetensors"))
+    if begin_with is not None:
+        deciding = (*deciding, file_hash(begin_with / "adapter_model.safetensors"))
     context = replace(context, recipe=recipe)
     report = train(
         training_run(context, "grpo", recipe.policy.trainable, training.target, data),
         source,
         temperature=temperature,
         deciding=deciding,
-        begin_with=adapter,
+        begin_with=begin_with,
     )
     context.log(f"wrote {training.target}: {report.summary()}")
     return report

@@ -29,11 +29,7 @@ from runs.stage import BAD_INPUT, ModelName, StageContext, StageResult
 from runs.training.start import trained_folder, training_data_provenance
 from training.reward_model.comparisons import SiblingComparison, head_names, orders, return_gaps
 from training.reward_model.metrics import HeadMetrics
-from training.reward_model.train import (
-    NothingToLearn,
-    RewardTrainingData,
-    train_reward_model,
-)
+from training.reward_model.train import NothingToLearn, RewardTrainingData, train_reward_model
 from training.settings import RewardModelSettings
 from weights.embedding import FrozenEncoder, Prefix
 
@@ -43,7 +39,8 @@ def train_rm(context: StageContext, name: ModelName = KIND) -> StageResult:
     settings, run = context.recipe.training.reward_model, existing_run(context.run)
     material, dropped = build_comparisons(run, labels_of(context, run), settings)
     target, encoder = trained_folder(context, KIND, name), encoder_of(context.recipe)
-    pairs, heads = len(material.comparisons), pairs_by_head(material, settings)
+    pairs, ordered = len(material.comparisons), orders(material.comparisons, settings) != 0
+    heads = dict(zip(head_names(settings), ordered.sum(axis=0).tolist(), strict=True))
     context.log(
         f"train-rm: {pairs} pairs of {len(material.steps)} steps, encoder {encoder} → {target}"
     )
@@ -130,12 +127,6 @@ def build_comparisons(
     ranked = [replace(c, better=rank[c.better], worse=rank[c.worse]) for c in ordered]
     steps = list(places)
     return RewardTrainingData([steps[place] for place in used], ranked, scheme), dropped
-
-
-def pairs_by_head(material: RewardTrainingData, settings: RewardModelSettings) -> dict[str, int]:
-    """Counts the comparisons that order each head."""
-    counted = (orders(material.comparisons, settings) != 0).sum(axis=0).tolist()
-    return dict(zip(head_names(settings), counted, strict=True))
 
 
 def _cells(row: HeadMetrics) -> tuple[str, ...]:

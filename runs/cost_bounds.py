@@ -76,8 +76,7 @@ def call_cost(
     written = multiply((1, model.max_new_tokens), number)
     ids = (PROMPT_ID_BYTES, SAMPLED_ID_BYTES) if tokens else (0, 0)
     disk = add(
-        scale(number, CALL_BYTES),
-        add(scale(read, ids[0]), scale(written, TEXT_BYTES + ids[1])),
+        scale(number, CALL_BYTES), add(scale(read, ids[0]), scale(written, TEXT_BYTES + ids[1]))
     )
     return CostRange(number, read, written, _dollars(model, read, written), disk)
 

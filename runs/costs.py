@@ -7,7 +7,6 @@ bounds from the recipe, which are wide (`runs.cost_bounds`).
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -232,12 +231,14 @@ def estimate_from_run(
     known = [dollars for dollars in paid if dollars is not None]
     made = [spent.calls for spent in each]
     calls = expected_sum(made, units)
+    files = (path for pattern in STORED for path in run.glob(pattern))
+    stored_bytes = sum(path.stat().st_size for path in files if path.is_file())
     cost = CostRange(
         calls,
         expected_sum([spent.input_tokens for spent in each], units),
         expected_sum([spent.output_tokens for spent in each], units),
         expected_sum(known, units) if len(known) == len(paid) else None,
-        scale(calls, _stored_bytes(run) / history.calls),
+        scale(calls, stored_bytes / history.calls),
     )
     source = "this run" if other is None else inert(str(run))
     return CostEstimate(
@@ -257,11 +258,6 @@ def _warn_of_differences(context: StageContext, other: Recipe) -> None:
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if names:
         context.log(f"note: the run of --history has other settings: {', '.join(names)}")
-
-
-def _stored_bytes(run: Path) -> int:
-    files = (path for pattern in STORED for path in run.glob(pattern))
-    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _whole(values: Range) -> list[int]:

@@ -49,7 +49,7 @@ class Run:
         Raises:
             ConfigError: If another process holds the run; the message gives its pid.
         """
-        return _held(self.folder)
+        return RunLock(lock_path(self.ledger))
 
     def open_ledger(self) -> Ledger:
         """Returns the run's ledger, for a `with` block.
@@ -102,7 +102,7 @@ def open_run(
     inputs = inputs or {}
     _check_usable(folder)
     make_folder(folder)
-    with _held(folder):
+    with RunLock(lock_path(folder / LEDGER)):
         record = _checked_record(folder, recipe)
         if record is None:
             record = RunRecord.of_new_run(folder, recipe)
@@ -119,10 +119,6 @@ def open_run(
         record.write(folder)
         make_folder(folder / "logs")
     return Run(folder, recipe, record)
-
-
-def _held(folder: Path) -> RunLock:
-    return RunLock(lock_path(folder / LEDGER))
 
 
 def check_same_inputs(folder: Path, record: RunRecord, inputs: Mapping[str, str]) -> None:

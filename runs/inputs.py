@@ -27,17 +27,18 @@ from weights.policy_files import policy_digest, policy_files
 
 
 def annotation_inputs(
-    recipe: Recipe, data: Data, retriever: Retriever, models: Mapping[str, str]
+    recipe: Recipe, data: Data, retriever: Retriever, replayed: Mapping[str, str] | None
 ) -> dict[str, str]:
     """Returns digests of everything besides the recipe that decides an annotation's rows.
 
     Args:
-        models: Digests of the models by role (`model_digests`).
+        replayed: Digests of the models by role, if they are not needed (`noted_model_digests`).
     """
+    models = recipe.annotating_models.items()
     digests = {
         "questions": questions_digest(data.questions),
         "index": retriever.digest,
-        **models,
+        **(replayed or {role: model_digest(model, recipe) for role, model in models}),
         **_replayed(recipe, data.passages),
     }
     if recipe.active_judge is not None:
@@ -45,11 +46,6 @@ def annotation_inputs(
     if recipe.active_reward_model is not None:
         digests["reward_model"] = reward_model_digest(Path(recipe.active_reward_model))
     return digests | recipe.scheme.inputs()
-
-
-def model_digests(recipe: Recipe) -> dict[str, str]:
-    """Returns the digests of the models that `annotate` calls, by role."""
-    return {role: model_digest(m, recipe) for role, m in recipe.annotating_models.items()}
 
 
 def noted_model_digests(run: Run) -> dict[str, str]:

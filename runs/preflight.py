@@ -44,7 +44,7 @@ def require(checks: Iterable[Check]) -> None:
         check()
 
 
-def problems(checks: Iterable[Check]) -> Iterator[str]:
+def failed_checks(checks: Iterable[Check]) -> Iterator[str]:
     """Yields the messages of all failed checks."""
     for block, check in checks:
         try:
@@ -187,12 +187,13 @@ def servers(
         draw: Whether to draw one token from every model. An endpoint may list its models and refuse
             to run them.
     """
+    protocol = protocol_of(recipe.agent)
     for role, model in recipe.annotating_models.items():
         if model.engine == "vllm" and model.base_url is None:
             yield role, installed_vllm
         elif model.engine != "openvino":
-            protocol = protocol_of(recipe.agent) if role == "policy" else None
-            yield role, partial(_check_endpoint, model, recipe, temperature, protocol, draw=draw)
+            continued = protocol if role == "policy" and protocol.continues else None
+            yield role, partial(_check_endpoint, model, recipe, temperature, continued, draw=draw)
     yield from search_server(recipe)
 
 
@@ -236,10 +237,11 @@ def _check_endpoint(
     model: ModelSettings,
     recipe: Recipe,
     temperature: float | None = None,
-    protocol: AgentProtocol | None = None,
+    continued: AgentProtocol | None = None,
     *,
     draw: bool = False,
 ) -> None:
+    """Checks an endpoint; `continued` is a protocol that needs its token ids."""
     from engines.endpoint.openai import OpenAIEngine
     from engines.endpoint.server import is_openai
 
@@ -247,22 +249,23 @@ def _check_endpoint(
     hurried = recipe.limits.model_copy(
         update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
     )
-    continues = protocol is not None and protocol.continues
     sampling = sampling_for(model, temperature)
     if is_openai(model.base_url):
         draw = True  # it lists models that reject these settings
     else:
         sampling = replace(sampling, max_new_tokens=1)
     identity = CallIdentity("check", "", "")
-    request = SampleRequest((Message("user", "Hi"),), sampling, identity, tokens=continues)
+    request = SampleRequest(
+        (Message("user", "Hi"),), sampling, identity, tokens=continued is not None
+    )
 
     async def check() -> None:
         # A vLLM engine checks its endpoint when it is entered.
         async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
             if isinstance(engine, OpenAIEngine) and not draw:
                 await engine.check()
-            if protocol is not None and continues:
-                require_token_ids(engine, protocol)
+            if continued is not None:
+                require_token_ids(engine, continued)
             if draw:
                 await engine.sample(request)
 

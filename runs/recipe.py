@@ -34,6 +34,11 @@ class CycleCounts(Settings):
     discovery: int = Field(default=1, ge=0)
     refinement: int = Field(default=1, ge=0)
 
+    @property
+    def total(self) -> int:
+        """Largest number of cycles of both stages together."""
+        return self.discovery + self.refinement
+
 
 class CurriculumSettings(Settings):
     """Discovery, then Refinement, each in cycles (EVO-RAG sections 3.4, 3.5 and 3.7).

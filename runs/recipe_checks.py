@@ -207,8 +207,7 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
 
 
 def _curriculum(recipe: Recipe) -> Iterator[str]:
-    cycles = recipe.curriculum.cycles
-    if not cycles.discovery and not cycles.refinement:
+    if not recipe.curriculum.cycles.total:
         yield "curriculum.cycles are 0 in both stages: allow 1 or more in one of them"
 
 

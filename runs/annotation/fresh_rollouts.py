@@ -89,7 +89,10 @@ def roll_fresh(
     wanted, policies = _trees_to_roll_out(run, pairs, rolled.fresh, rollouts)
     if not wanted:
         return rolled
-    recipe = _with_prices_and_limits(run.recipe, context.recipe)
+    # The recipe of the trees, with the settings that may change after they were grown.
+    grown, current = run.recipe, context.recipe
+    policy = current.policy if identity(grown.policy) == identity(current.policy) else grown.policy
+    recipe = grown.model_copy(update={"limits": current.limits, "policy": policy})
     sampling = sampling_for(recipe.policy, temperature)
     passages = replay_passages(run)
     retriever = open_index(recipe, tuple(passages.values()), context.log)
@@ -116,13 +119,6 @@ def roll_fresh(
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
     rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
     return rolled
-
-
-def _with_prices_and_limits(grown: Recipe, current: Recipe) -> Recipe:
-    """Returns the recipe of the trees with the settings that may change after they were grown."""
-    is_same = identity(grown.policy) == identity(current.policy)
-    policy = current.policy if is_same else grown.policy
-    return grown.model_copy(update={"limits": current.limits, "policy": policy})
 
 
 Wanted = Mapping[str, set[int]]

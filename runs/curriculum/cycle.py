@@ -13,7 +13,6 @@ from typing import Literal, get_args
 
 from base.errors import ConfigError
 from runs.annotation.reward_model import UNTAUGHT
-from runs.curriculum.checks import questions_of
 from runs.factories import model_folder
 from runs.recipe import Recipe
 from runs.studies.study_runner import StageStopped, StageTotals, StudyRunner, with_sibling_run
@@ -52,6 +51,11 @@ class DevResult:
     refusal_recall: float | None = None
     begun_from: str | None = None
     pairs: int | None = None
+
+
+def questions_of(recipe: Recipe) -> int:
+    """Returns the number of questions per cycle; 0 if no setting gives it."""
+    return recipe.curriculum.questions or recipe.data.limit or 0
 
 
 def best(results: Sequence[DevResult]) -> DevResult:

@@ -32,17 +32,14 @@ def write_curriculum_report(
     draw_weights(
         runner.recipe, settings_of(runner.recipe), runner.folder / "curriculum-weights.svg"
     )
-    write_sheets(runner, "curriculum", [course_sheet(results, chosen)])
-
-
-def course_sheet(results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]) -> Sheet:
-    """Returns a row per policy; shares in per cent."""
     title = "Cycles (dev; EM and F1 over answerable questions)"
     rows = [_cells(result, chosen) for result in results]
-    return Sheet(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), names=4)
+    sheet = Sheet(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), names=4)
+    write_sheets(runner, "curriculum", [sheet])
 
 
 def _cells(result: DevResult, chosen: Mapping[StageName, DevResult]) -> dict[str, str]:
+    """Returns the cells of a policy by column; shares in per cent."""
     return {
         "policy": result.name,
         "begun from": result.begun_from or NONE,

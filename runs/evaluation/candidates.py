@@ -20,7 +20,7 @@ from retrieval.interface import Retriever
 from runs.evaluation.question_set import answering, data_settings
 from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest
-from runs.preflight import model_files, problems
+from runs.preflight import failed_checks, model_files
 from runs.progress import Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
@@ -58,7 +58,7 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
     """
     models = recipe.evaluated_models(run.name)
     checks = (check for item in models.items() for check in model_files(*item))
-    if missing := list(problems(checks)):
+    if missing := list(failed_checks(checks)):
         raise ConfigError("\n".join(missing))
     return recipe.policy_recipes(run.name)
 

@@ -1,6 +1,5 @@
 """The questions of an evaluation, and all settings that its predictions depend on."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from agent.protocols import protocol_of
 from base.errors import ConfigError
 from base.plain_json import object_inside
-from base.text import digest_of
 from retrieval.interface import Retriever
 from runs.inputs import questions_digest
 from runs.recipe import Recipe, identity
@@ -98,12 +96,6 @@ def answering(recipe: Recipe) -> dict[str, Any]:
         "temperature": recipe.evaluation.temperature,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
     }
-
-
-def unique_name(recipe: Recipe, settings: Mapping[str, Any]) -> str:
-    """Returns the set's name with a hash of the settings, so that evaluations do not mix."""
-    digest = digest_of(json.dumps(settings, sort_keys=True))
-    return f"{set_name(recipe)}-{digest[:6]}"
 
 
 def check_no_overlap(run: Path, policies: Iterable[Recipe], questions: Sequence[Question]) -> None:

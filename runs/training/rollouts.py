@@ -5,12 +5,11 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from statistics import fmean
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from agent.environment import Environment, Trajectory
 from base.errors import BranchwiseError, BudgetExceeded, TrainingError
@@ -24,6 +23,7 @@ from runs.factories import environment_for, sampling_for
 from runs.progress import Item, Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext, listed
+from runs.training.policy_serving import Serving
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
 from training.grpo.advantages import has_spread
@@ -33,13 +33,6 @@ from training.packing import StepTokens
 
 PATH = "grpo"
 """Ledger path of the rollouts; followed by the numbers of batch and epoch."""
-
-
-class Serving(Protocol):
-    """See `runs.training.policy_serving`."""
-
-    def serve(self, model: Any) -> AbstractAsyncContextManager[Engine]: ...
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +199,12 @@ class Rollouts:
             raise BudgetExceeded(str(self.gate.reason))
 
     async def _rollout(
-        self,
-        environment: Environment,
-        question: Question,
-        sampling: Sampling,
-        path: str,
-        draw: int,
+        self, environment: Environment, question: Question, sampling: Sampling, path: str, draw: int
     ) -> ScoredRollout | None:
         """Draws a rollout; returns None if the scheme cannot score it."""
+        root = await environment.root(question)
         trajectory = await environment.trajectory(
-            await environment.root(question),
-            sampling,
-            question_id=question.id,
-            path=path,
-            draw=draw,
+            root, sampling, question_id=question.id, path=path, draw=draw
         )
         outcome = self.scheme.outcome(trajectory.state, question)
         if outcome.total is None:
