@@ -22,7 +22,6 @@ from base.atomic import atomic_write_json, atomic_write_text
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
 from runs.annotation.diagnosis_rules import (
-    SURVIVAL_NOT_APPLICABLE,
     Finding,
     conclusion,
     of_export,
@@ -96,7 +95,10 @@ def diagnose(
     questions = diagnosis.pairs.questions if diagnosis.pairs else 0
     diagnosis.findings += tree_findings(trees, questions, returns=returns)
     if returns:
-        diagnosis.findings.append(SURVIVAL_NOT_APPLICABLE)
+        advice = (
+            "labels are returns of steps, but fresh rollouts only check which answers are right"
+        )
+        diagnosis.findings.append(Finding("label survival", "not checked", "–", advice))
     if sampled:
         diagnosis.survival = {
             name or "all": survival_table(sampled, rolled.fresh, scheme.rollout_value, name)

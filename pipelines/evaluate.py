@@ -80,7 +80,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
     candidates = [policy_candidate(*item, recipe, data) for item in policies.items()]
     candidates += baseline_candidates(recipe, context.run, data, retriever, context.log)
-    deciding = {one.name: one.deciding for one in candidates}
+    deciding = {candidate.name: candidate.deciding for candidate in candidates}
     settings = evaluation_identity(recipe, context.limit, deciding, data, retriever)
     name = f"{set_name(recipe)}-{digest_of(json.dumps(settings, sort_keys=True))[:6]}"
     judging = AnswerJudging.of(recipe)
@@ -99,7 +99,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
                 return _stopped(context, gate, ledger, list(done))
             _write(run, policy, name, answered)
             done[policy] = answered
-        done = {one.name: done[one.name] for one in candidates}
+        done = {candidate.name: done[candidate.name] for candidate in candidates}
         if judging is not None:
             judged = judging.judge(context, ledger, gate, done, data.questions)
             if judged is None:
@@ -164,9 +164,9 @@ def _report(
     rows = [row.totals() for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:
         differences = [
-            {"baseline": one.baseline, **asdict(one.interval)}
-            for one in comparison.differences
-            if (one.policy, one.stratum, one.metric) == (row["policy"], EVERYTHING, "em")
+            {"baseline": paired.baseline, **asdict(paired.interval)}
+            for paired in comparison.differences
+            if (paired.policy, paired.stratum, paired.metric) == (row["policy"], EVERYTHING, "em")
         ]
         folder = run.folder / "eval" / row["policy"] / name
         atomic_write_json(folder / "metrics.json", {**row, "differences": differences})
@@ -181,10 +181,11 @@ def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
     code = DONE
     for policy, answered in done.items():
         kinds = Counter(failure.kind for failure in answered.failures)
-        asked = len(answered.failures) + len(answered.predictions)
+        questions = len(answered.failures) + len(answered.predictions)
         what = f"questions failed under {policy} and count as wrong"
-        code = failure_code(context, kinds, asked, what) or code
-    judged = [row for one in done.values() for row in one.predictions if row.em is not None]
+        code = failure_code(context, kinds, questions, what) or code
+    rows = [row for answered in done.values() for row in answered.predictions]
+    judged = [row for row in rows if row.em is not None]
     unread = sum(row.judge is None for row in judged) if context.recipe.evaluation.judge else 0
     if unread > context.recipe.limits.max_failed_share * len(judged):
         context.log(

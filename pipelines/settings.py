@@ -106,11 +106,11 @@ def _walk(block: Block) -> Iterator[Block]:
             yield from _walk(Block((at,), defaults, value is not None))
 
 
-def _settings_class(one: FieldInfo) -> type[BaseModel] | None:
+def _settings_class(field: FieldInfo) -> type[BaseModel] | None:
     """Returns the class of a setting that is a block; None for a value, or for several blocks."""
-    if get_origin(one.annotation) in (tuple, dict):
+    if get_origin(field.annotation) in (tuple, dict):
         return None
-    return next(filter(_is_block, (one.annotation, *get_args(one.annotation))), None)
+    return next(filter(_is_block, (field.annotation, *get_args(field.annotation))), None)
 
 
 def _is_block(kind: Any) -> bool:
@@ -120,20 +120,20 @@ def _is_block(kind: Any) -> bool:
 def _section(block: Block, earlier: Sequence[Block]) -> str:
     kind = type(block.defaults)
     # A block that extends an earlier one lists only the differences.
-    like = [one for one in earlier if type(one.defaults) in kind.__mro__[1:]]
-    known = {name: value for one in like for name, value in one.defaults}
+    like = [base for base in earlier if type(base.defaults) in kind.__mro__[1:]]
+    known = {name: value for base in like for name, value in base.defaults}
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
     if isinstance(block.defaults, SchemeSettings):
         title += f", scheme `{block.defaults.scheme}`"
-    meanings = attribute_docs(kind)
+    meanings, defaults = attribute_docs(kind), block.defaults
     rows = [
-        f"| `{name}` | {_default(one, block.defaults, name)} | {_values(one)} | {meanings[name]} |"
-        for name, one in block.values.items()
+        f"| `{name}` | {_default(field, defaults, name)} | {_values(field)} | {meanings[name]} |"
+        for name, field in block.values.items()
         if name not in known or getattr(block.defaults, name) != known[name]
     ]
     about = [(inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")]
     about += ["Not set by default."] * (not block.given)
-    same = " and ".join(f"`{one.names[0]}`" for one in like)
+    same = " and ".join(f"`{base.names[0]}`" for base in like)
     about += [f"As {same}, except:"] * bool(like)
     table = ("| setting | default | may be | meaning |", "|---|---|---|---|", *rows)
     return "\n".join((f"## {title}", "", " ".join(about), "", *table, ""))
@@ -150,8 +150,8 @@ def attribute_docs(kind: type[BaseModel]) -> dict[str, str]:
     return docs
 
 
-def _default(one: FieldInfo, defaults: BaseModel, name: str) -> str:
-    if one.default is PydanticUndefined and one.default_factory is None:
+def _default(field: FieldInfo, defaults: BaseModel, name: str) -> str:
+    if field.default is PydanticUndefined and field.default_factory is None:
         return "required"
     return f"`{_written(getattr(defaults, name))}`"
 
@@ -168,14 +168,14 @@ def _written(value: Any) -> str:
     return str(value)
 
 
-def _values(one: FieldInfo) -> str:
+def _values(field: FieldInfo) -> str:
     bounds = [
         f"{sign} {getattr(bound, name):g}"
-        for bound in one.metadata
+        for bound in field.metadata
         for name, sign in _BOUNDS.items()
         if getattr(bound, name, None) is not None
     ]
-    return ", ".join((_kind(one.annotation), *bounds))
+    return ", ".join((_kind(field.annotation), *bounds))
 
 
 def _kind(annotation: Any) -> str:

@@ -113,8 +113,6 @@ StageName = Literal[
     "warm-start", "select", "annotate", "train-sft", "train-dpo", "train-grpo", "eval"
 ]
 
-DEFAULT_STAGES: tuple[StageName, ...] = ("annotate", "train-dpo", "eval")
-
 JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
 
@@ -220,7 +218,7 @@ class Recipe(Settings):
     name: str = Field(pattern=NAME_PATTERN)
     seed: int = 0
     cycle: int = Field(default=0, ge=0, le=9999)
-    stages: tuple[StageName, ...] = Field(default=DEFAULT_STAGES, min_length=1)
+    stages: tuple[StageName, ...] = Field(default=("annotate", "train-dpo", "eval"), min_length=1)
     data: DataSettings = DataSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     agent: AgentSettings = AgentSettings()

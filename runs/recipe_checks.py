@@ -174,7 +174,7 @@ def _sources(recipe: Recipe) -> Iterator[str]:
             yield f"{block}.source is `atlas`, which makes its own questions: remove `questions`"
     if data.mix and data.questions:
         yield "data.mix names the question sets: remove data.questions"
-    if data.corpus is None and any(one.source == "flashrag" for one in data.mix or (data,)):
+    if data.corpus is None and any(part.source == "flashrag" for part in data.mix or (data,)):
         yield "data.source is `flashrag`, which does not include passages: set data.corpus"
 
 

@@ -223,15 +223,6 @@ def tree_findings(
     )
 
 
-SURVIVAL_NOT_APPLICABLE = Finding(
-    "label survival",
-    "not checked",
-    "–",
-    "labels are returns of steps, but fresh rollouts only check which answers are right",
-)
-"""Finding on label survival for a run labelled with EVO-RAG's rewards."""
-
-
 def of_survival(row: SurvivalRow | None, sampled: int) -> Finding:
     """Returns the finding on label survival; `row` is None if no pair could be judged."""
     if row is None or row.decided is None or row.decided_interval is None:

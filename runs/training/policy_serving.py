@@ -130,12 +130,9 @@ class VllmServing:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-Serving = EmbeddedServing | VllmServing
-
-
 def serving_for(
     recipe: Recipe, folder: Path, logs: Path, before_call: BeforeCall, log: Log
-) -> Serving:
+) -> EmbeddedServing | VllmServing:
     """Returns the serving of the recipe's policy during training."""
     if recipe.policy.engine == "vllm":
         return VllmServing(recipe, folder, logs, before_call, log)

@@ -5,11 +5,12 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from agent.environment import Environment, Trajectory
 from base.errors import BranchwiseError, BudgetExceeded, TrainingError
@@ -23,7 +24,6 @@ from runs.factories import environment_for, sampling_for
 from runs.progress import Item, Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext, listed
-from runs.training.policy_serving import Serving
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
 from training.grpo.advantages import has_spread
@@ -33,6 +33,13 @@ from training.packing import StepTokens
 
 PATH = "grpo"
 """Ledger path of the rollouts; followed by the numbers of batch and epoch."""
+
+
+class Serving(Protocol):
+    """See `runs.training.policy_serving`."""
+
+    def serve(self, model: Any) -> AbstractAsyncContextManager[Engine]: ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ class Rollouts:
     def _check_lost(self, number: int, lost: Sequence[BranchwiseError | None], drawn: int) -> None:
         share = self.recipe.limits.max_failed_share
         if len(lost) > max(1, share * drawn):
-            last = next((f" The last error: {one}." for one in reversed(lost) if one), "")
+            last = next((f" The last error: {error}." for error in reversed(lost) if error), "")
             raise TrainingError(
                 f"batch {number}: {len(lost)} of {drawn} rollouts failed "
                 f"({listed(_by_reason(lost))}), more than limits.max_failed_share ({share:g})."
