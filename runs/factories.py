@@ -81,13 +81,8 @@ def engine_for(
     if model.engine == "vllm":
         from engines.vllm.engine import VllmEngine
 
-        return VllmEngine(model, connect, logs or server_logs(), log, server)
+        return VllmEngine(model, connect, logs or cache_section("logs"), log, server)
     return connect(model)
-
-
-def server_logs() -> Path:
-    """Returns the log folder of servers without a run."""
-    return cache_section("logs")
 
 
 @asynccontextmanager

@@ -16,7 +16,6 @@ from scripted_engine import ScriptedRetriever, SpellingEngine, spelt
 from agent.search_loop import CORRECTION
 from base.errors import BudgetExceeded, EndpointError, RetrievalError, TrainingError
 from engines.sampling import Capabilities, SampleRequest
-from rewards.schemes import scheme_of
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from runs.terminal import Terminal
@@ -83,7 +82,6 @@ class World:
             self.retriever,
             self.ledger,
             self.gate or Gate(recipe.limits, self.ledger.totals),
-            scheme_of(recipe),
             self,
             Silent(),  # type: ignore[arg-type]
         )

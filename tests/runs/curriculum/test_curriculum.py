@@ -15,10 +15,10 @@ from fake_study_runner import Command, Pretended, pretended
 from tiny_dataset import recipe
 
 from base.errors import ConfigError
-from pipelines.curriculum import CurriculumState, curriculum, final_eval_command
+from pipelines import curriculum as stage
+from pipelines.curriculum import CurriculumState, check_curriculum, curriculum, final_eval_command
 from runs.annotation.reward_model import UNTAUGHT
-from runs.curriculum import checks, report
-from runs.curriculum.checks import check_curriculum
+from runs.curriculum import report
 from runs.curriculum.cycle import DevResult
 from runs.evaluation.question_set import data_settings
 from runs.studies.study_runner import StageStopped, StudyRunner
@@ -331,7 +331,7 @@ def test_cycles_start_after_the_questions_that_the_recipe_skips(tmp_path: Path) 
 def test_exactly_as_many_questions_as_the_cycles_need_are_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
+    monkeypatch.setattr(stage, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
     for each, enough in ((20, True), (21, False)):
         more = ("policy.model=packaged", f"curriculum.questions={each}")
         call = pretended("evo-rag", tmp_path / "evo", *more).context
@@ -374,9 +374,7 @@ def test_a_stage_continues_within_its_patience_after_a_worse_first_cycle(
 
 def test_only_the_number_of_refinement_cycles_may_change(tmp_path: Path) -> None:
     def steady(setting: str) -> dict[str, Any]:
-        return checks._fixed_settings(
-            pretended("evo-rag", tmp_path / "evo", setting).context.recipe
-        )
+        return stage._fixed_settings(pretended("evo-rag", tmp_path / "evo", setting).context.recipe)
 
     begun = steady("name=evo-rag")
     assert steady("curriculum.cycles.refinement=9") == begun
