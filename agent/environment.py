@@ -98,7 +98,8 @@ class Environment:
             RetrievalError: If the protocol searches first, and the search failed.
         """
         query = self.protocol.first_query(question)
-        return root_of(question, self.protocol, None if query is None else await self._find(query))
+        passages = None if query is None else await self._search(query)
+        return root_of(question, self.protocol, passages)
 
     async def act(
         self, state: State, sampling: Sampling, *, question_id: str, path: str, draw: int = 0
@@ -113,11 +114,14 @@ class Environment:
             RetrievalError: If the search failed.
         """
         protocol, last = self.protocol, self.protocol.is_last(state)
-        request = self._request(
-            state,
-            sampling,
+        constrained = protocol.settings.structured and self.engine.capabilities.structured_output
+        request = SampleRequest(
+            protocol.messages(state, last=last),
+            replace(sampling, stop=protocol.stops) if protocol.stops else sampling,
             CallIdentity("policy", question_id, path, draw, protocol.prompt_hash, self.seed),
-            last=last,
+            protocol.structure(state, last=last) if constrained else None,
+            prefix=protocol.prefix(state),
+            tokens=self._keeps_tokens,
         )
         completion = await self.engine.sample(request)
         text, cut = self._written(completion), completion.finish_reason == "length"
@@ -134,7 +138,9 @@ class Environment:
         )
         stage = protocol.next_stage(state, action, last=last)
         if stage != TERMINAL:  # the result of a last search would not be read
-            step = await self._with_observation(state, step)
+            query = query_of(action)
+            step = replace(step, passages=() if query is None else await self._search(query))
+            step = replace(step, inserted=protocol.inserted(state, step))
         return StepResult(state.after(step, stage), completion)
 
     async def trajectory(
@@ -153,20 +159,6 @@ class Environment:
     @property
     def _keeps_tokens(self) -> bool:
         return self.tokens or self.protocol.continues
-
-    def _request(
-        self, state: State, sampling: Sampling, identity: CallIdentity, *, last: bool
-    ) -> SampleRequest:
-        protocol = self.protocol
-        constrained = protocol.settings.structured and self.engine.capabilities.structured_output
-        return SampleRequest(
-            protocol.messages(state, last=last),
-            replace(sampling, stop=protocol.stops) if protocol.stops else sampling,
-            identity,
-            protocol.structure(state, last=last) if constrained else None,
-            prefix=protocol.prefix(state),
-            tokens=self._keeps_tokens,
-        )
 
     def _written(self, completion: Completion) -> str:
         """Returns the generated text, including its stop string."""
@@ -187,13 +179,7 @@ class Environment:
         )
         return ids[:-1] if by_itself else ids
 
-    async def _with_observation(self, state: State, step: Step) -> Step:
-        """Returns the step with the environment's reply: passages and inserted text."""
-        query = query_of(step.action)
-        found = replace(step, passages=() if query is None else await self._find(query))
-        return replace(found, inserted=self.protocol.inserted(state, found))
-
-    async def _find(self, query: str) -> tuple[RetrievedPassage, ...]:
+    async def _search(self, query: str) -> tuple[RetrievedPassage, ...]:
         return tuple(await self.retriever.search(query, self.top_k))
 
 

@@ -154,11 +154,11 @@ class AgentProtocol(ABC):
 
     def segments(self, state: State) -> tuple[Segment, ...]:
         """Returns the texts of a trajectory by author, as outcome rewards read them."""
-        found = [Segment("prefill", self.prefill)]
+        segments = [Segment("prefill", self.prefill)]
         for step in state.steps:
-            found.append(Segment("policy", step.text, cut=step.cut))
-            found.append(Segment("environment", step.inserted))
-        return tuple(segment for segment in found if segment.text or segment.role == "policy")
+            segments.append(Segment("policy", step.text, cut=step.cut))
+            segments.append(Segment("environment", step.inserted))
+        return tuple(segment for segment in segments if segment.text or segment.role == "policy")
 
     def with_budget(self, max_steps: int) -> Self:
         """Returns the protocol with another `agent.max_steps`."""
@@ -168,16 +168,18 @@ class AgentProtocol(ABC):
 def root_of(
     question: Question,
     protocol: AgentProtocol,
-    found: tuple[RetrievedPassage, ...] | None = None,
+    passages: tuple[RetrievedPassage, ...] | None = None,
 ) -> State:
     """Returns the state before the first call.
 
     Args:
         question: Question; its gold fields are not used.
         protocol: Protocol that selects which of the question's references are shown.
-        found: Passages to show instead.
+        passages: Passages to show instead.
     """
-    return State(question.question, given=protocol.given(question) if found is None else found)
+    return State(
+        question.question, given=protocol.given(question) if passages is None else passages
+    )
 
 
 def query_of(action: Action) -> str | None:

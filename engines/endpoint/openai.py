@@ -32,7 +32,7 @@ from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
 from engines.endpoint.retry import RetryPolicy, once
 from engines.endpoint.server import ServerFacts, is_openai, read_models
 from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
-from engines.endpoint.usage import LazyTokenCounter
+from engines.endpoint.usage import TokenCounter
 from engines.sampling import (
     CallIdentity,
     Capabilities,
@@ -113,7 +113,7 @@ class OpenAIEngine:
         self._before_attempt = before_attempt
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
-        self._counting = LazyTokenCounter(settings.weights)
+        self._counter = TokenCounter(settings.weights)
         self._accepted = False  # whether the endpoint accepted the last call
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
@@ -207,8 +207,8 @@ class OpenAIEngine:
         reply = await self._with_timeout(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin
         said = self._read(reply, request, latency_s)
-        if said.usage.basis != "reported" and not self._counting.settled:
-            await self._counting.load_tokenizer(self._tell_usage)
+        if said.usage.basis != "reported" and not self._counter.settled:
+            await self._counter.load_tokenizer(self._log_basis)
             said = self._read(reply, request, latency_s)
         return said
 
@@ -244,16 +244,16 @@ class OpenAIEngine:
                 request,
                 model=self._settings.model,
                 latency_s=latency_s,
-                counter=self._counting.counter,
+                counter=self._counter,
                 longest=longest_text(request.sampling.max_new_tokens),
             )
         except ValueError as fault:
             raise self._in_words(fault) from None
 
-    def _tell_usage(self, rests_on: str) -> None:
+    def _log_basis(self, basis: str) -> None:
         if self._on_event is not None:
             self._on_event(
-                f"{self._url} reports no usable token counts for {self._known_as}: {rests_on}; "
+                f"{self._url} reports no usable token counts for {self._known_as}: {basis}; "
                 "limits and costs use these counts"
             )
 
