@@ -31,7 +31,7 @@ from engines.endpoint.client import checked_url, key_in, new_client
 from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
 from engines.endpoint.retry import RetryPolicy, once
 from engines.endpoint.server import ServerFacts, is_openai, read_models
-from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
+from engines.endpoint.traffic import RequestScheduler, traffic_to
 from engines.endpoint.usage import TokenCounter
 from engines.sampling import (
     CallIdentity,
@@ -105,14 +105,16 @@ class OpenAIEngine:
         self._limit_field = "max_completion_tokens" if is_openai(self._base_url) else "max_tokens"
         self._settings = settings
         self._timeout_s = timeout_s
+        self._max_concurrency = max_concurrency
+        self._deadline_s = max(deadline_s, timeout_s)
         retry = retry or RetryPolicy()
         # One prompt that never gets a reply fails alone: all its attempts may last that long.
-        patient = replace(retry, patience_s=max(retry.patience_s, (retry.attempts + 1) * timeout_s))
-        self._bounds = TrafficSettings(max_concurrency, max(deadline_s, timeout_s), patient)
+        patience_s = max(retry.patience_s, (retry.attempts + 1) * timeout_s)
+        self._retry = replace(retry, patience_s=patience_s)
         self._on_event = on_event
         self._before_attempt = before_attempt
-        asked = settings.structured_output
-        self._form: StructuredForm = "none" if asked == "auto" else asked
+        form = settings.structured_output
+        self._form: StructuredForm = "none" if form == "auto" else form
         self._counter = TokenCounter(settings.weights)
         self._accepted = False  # whether the endpoint accepted the last call
         self._client: AsyncOpenAI | None = None
@@ -132,25 +134,20 @@ class OpenAIEngine:
     @property
     def capabilities(self) -> Capabilities:
         vllm = self._form == "vllm"
-        return Capabilities(
-            structured_output=vllm,
-            json_schema=self._form != "none",
-            token_ids=vllm,
-        )
+        return Capabilities(vllm, json_schema=self._form != "none", token_ids=vllm)
 
     async def __aenter__(self) -> Self:
         self._client = new_client(
-            self._settings,
-            concurrency=self._bounds.max_concurrency,
-            timeout_s=self._timeout_s,
+            self._settings, concurrency=self._max_concurrency, timeout_s=self._timeout_s
         )
-        self._traffic = traffic_to(self._url, self._bounds)
+        self._traffic = traffic_to(self._url, self._max_concurrency, self._deadline_s, self._retry)
         self._traffic.on_event = self._on_event or self._traffic.on_event
         admission = self._traffic.admission
         admission.before_attempt = self._before_attempt or admission.before_attempt
         try:
             if self._settings.structured_output == "auto":
-                self._form = await self._form_of_server()
+                facts = await self._server()
+                self._form = "none" if facts is None else facts.form
         except BaseException:
             await self._close()
             raise
@@ -315,10 +312,6 @@ class OpenAIEngine:
                 f"Available models: {facts.models_shown}"
             )
         return EndpointError(text, fatal=True)
-
-    async def _form_of_server(self) -> StructuredForm:
-        facts = await self._server()
-        return facts.form if facts is not None else "none"
 
     async def _server(self) -> ServerFacts | None:
         """Returns the server's facts about itself; None if it does not list its models."""

@@ -16,8 +16,8 @@ from base.errors import EndpointError
 from base.text import Log
 from engines.sampling import Capabilities, Completion, Engine, SampleRequest
 from engines.settings import ModelSettings
-from engines.vllm.command import Served, Vllm, installed_vllm, server_command, server_environment
-from engines.vllm.server import VllmServer
+from engines.vllm.command import installed_vllm, server_command, server_environment
+from engines.vllm.server import VllmServer, free_port
 from engines.vllm.weights import prepare_weights, served_digest, served_name
 
 if TYPE_CHECKING:
@@ -59,18 +59,15 @@ def server_for(
         StorageError: If the cache cannot be written.
     """
     vllm, served = installed_vllm(), prepare_weights(settings, log, rank)
+    port = port or free_port()
     return VllmServer(
-        partial(_command, vllm, served, settings),
+        server_command(vllm, served, settings.dtype, port, settings.server_args),
         server_environment(vllm, served, os.environ),
         logs / f"vllm-{served.name.rpartition('/')[2]}.log",
         model=served.name,
         port=port,
         log=log,
     )
-
-
-def _command(vllm: Vllm, served: Served, settings: ModelSettings, port: int) -> list[str]:
-    return server_command(vllm, served, settings.dtype, port, settings.server_args)
 
 
 class VllmEngine:
@@ -85,6 +82,8 @@ class VllmEngine:
         digest: Hash of weights, adapters, tokenizer, template and serving options.
         server: The started or given server; None outside the block, or if only `base_url` is set.
     """
+
+    capabilities = Capabilities(structured_output=True, json_schema=True, token_ids=True)
 
     def __init__(
         self,
@@ -110,16 +109,12 @@ class VllmEngine:
         self.digest = served_digest(settings)
         self.server: VllmServer | None = None
         self._settings = settings
-        self._asked_as = served_name(settings)
+        self._served_as = served_name(settings)
         self._connect = connect
         self._server_for = partial(server_for, settings, logs, log=log)
         self._running = server
         self._stack = AsyncExitStack()
         self._endpoint: OpenAIEngine | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(structured_output=True, json_schema=True, token_ids=True)
 
     async def __aenter__(self) -> Self:
         """Starts the server and waits until it answers (a minute or more).
@@ -169,7 +164,7 @@ class VllmEngine:
 
     def _named(self, completion: Completion, lost: int) -> Completion:
         """Returns the completion with the user's model name; its attempts include `lost` ones."""
-        model = self.model if completion.model == self._asked_as else completion.model
+        model = self.model if completion.model == self._served_as else completion.model
         return replace(completion, model=model, attempts=completion.attempts + lost)
 
     def _at(self, url: str | None) -> ModelSettings:
@@ -178,7 +173,7 @@ class VllmEngine:
             update={
                 "engine": "openai",
                 "base_url": url,
-                "model": self._asked_as,
+                "model": self._served_as,
                 "weights": self._settings.trainable,
                 "api_key_env": KEY_VARIABLE,
                 "structured_output": "vllm",
