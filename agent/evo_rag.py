@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agent.protocol import AgentProtocol
-from agent.state import TERMINAL, Action, State, Step
+from agent.state import Action, State, Step
 from agent.tags import CONTENT, fenced
 from engines.sampling import Structure
 from storage.records import Message, RetrievedPassage
@@ -70,9 +70,6 @@ class EvoRAG(AgentProtocol):
         if action.kind != "invalid" and action.kind not in _allowed(stack, last):
             return Action.invalid(f"<{action.kind}> is not allowed here")
         return action
-
-    def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
-        return state.stage if action.kind in ("search", "backtrack") else TERMINAL
 
     def render(self, action: Action) -> str:
         """Returns the text of an action, after its note (part `note`) if it has one."""

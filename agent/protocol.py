@@ -86,9 +86,13 @@ class AgentProtocol(ABC):
     def parse(self, state: State, text: str, *, last: bool) -> Action:
         """Reads the model's own text; text without a valid action is an invalid one."""
 
-    @abstractmethod
     def render(self, action: Action) -> str:
-        """Returns the canonical text of an action (training targets, warm-start traces)."""
+        """Returns the canonical text of an action (training targets, warm-start traces).
+
+        By default, its tag after those of its parts, one per line.
+        """
+        sections = (*action.parts, (action.kind, action.content))
+        return "\n".join(f"<{name}>{content}</{name}>" for name, content in sections)
 
     def structure(self, state: State, *, last: bool) -> Structure | None:
         """Returns a constraint that makes every completion parse; None for free text."""

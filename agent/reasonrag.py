@@ -39,9 +39,6 @@ class ReasonRAG(AgentProtocol):
     def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         return _NEXT.get(action.kind, TERMINAL)
 
-    def render(self, action: Action) -> str:
-        return f"<{action.kind}>{action.content}</{action.kind}>"
-
     def _lines(self, state: State) -> list[str]:
         """Returns the question, then thoughts, then (in Grounding) the last query's passages."""
         lines = [f"Question: {state.question}"]

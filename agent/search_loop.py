@@ -68,11 +68,6 @@ class SearchLoop(AgentProtocol):
             return "budget"
         return super().stop_reason(state)
 
-    def render(self, action: Action) -> str:
-        """Returns the action with the sections before it, such as `think` and `evaluate`."""
-        parts = (*action.parts, (action.kind, action.content))
-        return "\n".join(f"<{name}>{content}</{name}>" for name, content in parts)
-
 
 class EvalRAR(SearchLoop):
     """Eval-RAR: the policy evaluates the passages of each search before it continues."""

@@ -45,8 +45,8 @@ PRESETS = {
 
 def encoding_of(settings: DenseSettings) -> Encoding:
     """Returns the preset of `settings`, with its overrides."""
-    own = settings.model_dump(exclude={"model", "preset"}, exclude_none=True)
-    return replace(PRESETS[settings.preset], **own)
+    overrides = settings.model_dump(exclude={"model", "preset"}, exclude_none=True)
+    return replace(PRESETS[settings.preset], **overrides)
 
 
 def require_dense_extra() -> None:

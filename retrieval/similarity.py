@@ -44,8 +44,9 @@ class QuerySimilarity:
             for text in texts:
                 if text not in self._known:
                     self._known[text] = _unit(self._encoder.encode_queries([text]))[0]
-            own, *rest = (self._known[text] for text in texts)
-        return round(float(max(np.clip(np.dot(own, other), -1.0, 1.0) for other in rest)), DIGITS)
+            vector, *rest = (self._known[text] for text in texts)
+        cosines = (np.clip(np.dot(vector, other), -1.0, 1.0) for other in rest)
+        return round(float(max(cosines)), DIGITS)
 
 
 def _unit(vectors: Vectors) -> Vectors:

@@ -101,14 +101,14 @@ class RewardModel:
             One score per step, of any sign; None for a step longer than the model was trained on.
         """
         tokens = self._encoder.tokens(prefixes)
-        places = [i for i, one in enumerate(tokens) if len(one) <= self._max_length]
-        found: list[float | None] = [None] * len(prefixes)
-        if places:
-            vectors = self._encoder.embed([tokens[i] for i in places])
-            scales = [self._weights(t[i]) for i in places]
-            for i, score in zip(places, self._heads.scores(vectors, scales).tolist(), strict=True):
-                found[i] = round(score, DIGITS)
-        return found
+        scored = [i for i, ids in enumerate(tokens) if len(ids) <= self._max_length]
+        scores: list[float | None] = [None] * len(prefixes)
+        if scored:
+            vectors = self._encoder.embed([tokens[i] for i in scored])
+            scales = [self._weights(t[i]) for i in scored]
+            for i, score in zip(scored, self._heads.scores(vectors, scales).tolist(), strict=True):
+                scores[i] = round(score, DIGITS)
+        return scores
 
 
 def prefix_of(state: State, prompt: Prompt) -> Prefix:
@@ -116,8 +116,8 @@ def prefix_of(state: State, prompt: Prompt) -> Prefix:
     step = state.steps[-1]
     before = replace(state, stage=step.stage, steps=state.steps[:-1])
     # Same form as from a stored tree, so that both get the same scores.
-    asked = tuple(Message(m.role, replace_surrogates(m.content)) for m in prompt(before))
-    return Prefix(asked, replace_surrogates(step.text))
+    messages = tuple(Message(m.role, replace_surrogates(m.content)) for m in prompt(before))
+    return Prefix(messages, replace_surrogates(step.text))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -126,18 +126,17 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: If the folder does not contain a reward model.
     """
-    path = folder / TRAINING_RECORD
     try:
         record = object_inside(folder, TRAINING_RECORD)
-        is_ours = record["kind"] == KIND
-        if is_ours:
+        if record["kind"] == KIND:
             _check_complete(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: no reward model here ({error}); train one with `branchwise train-rm`, and "
             "name its folder in `reward_model:`"
         ) from error
-    if not is_ours:
+    if record["kind"] != KIND:
+        path = folder / TRAINING_RECORD
         raise ConfigError(f"{path}: describes a `{record['kind']}`, not a {KIND}")
     return record
 
