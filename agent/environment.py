@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 
-from agent.protocol import AgentProtocol, query_of, root_of
-from agent.state import TERMINAL, State, Step
+from agent.protocol import AgentProtocol, root_of
+from agent.state import TERMINAL, State, Step, is_search
 from base.errors import EndpointError
 from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from retrieval.interface import Retriever
@@ -124,7 +124,9 @@ class Environment:
             tokens=self._keeps_tokens,
         )
         completion = await self.engine.sample(request)
-        text, cut = self._written(completion), completion.finish_reason == "length"
+        text, cut = completion.text, completion.finish_reason == "length"
+        if completion.stop_reason in protocol.stops:
+            text += completion.stop_reason
         action = protocol.read(state, text, last=last, cut=cut)
         usage = completion.usage
         step = Step(
@@ -138,8 +140,8 @@ class Environment:
         )
         stage = protocol.next_stage(state, action, last=last)
         if stage != TERMINAL:  # the result of a last search would not be read
-            query = query_of(action)
-            step = replace(step, passages=() if query is None else await self._search(query))
+            if is_search(action.kind):
+                step = replace(step, passages=await self._search(action.content))
             step = replace(step, inserted=protocol.inserted(state, step))
         return StepResult(state.after(step, stage), completion)
 
@@ -159,11 +161,6 @@ class Environment:
     @property
     def _keeps_tokens(self) -> bool:
         return self.tokens or self.protocol.continues
-
-    def _written(self, completion: Completion) -> str:
-        """Returns the generated text, including its stop string."""
-        stop = completion.stop_reason
-        return completion.text + stop if stop in self.protocol.stops else completion.text
 
     def _continued_ids(self, completion: Completion) -> tuple[int, ...] | None:
         """Returns the sampled ids that a continued turn keeps.

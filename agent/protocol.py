@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from agent.prompts import load_prompts, prompts_digest
 from agent.segments import Segment
 from agent.settings import AgentSettings
-from agent.state import INVALID, TERMINAL, Action, State, Step, is_end, is_search
+from agent.state import INVALID, TERMINAL, Action, State, Step, is_end
 from engines.sampling import Structure
 from storage.records import Message, Question, RetrievedPassage
 
@@ -184,8 +184,3 @@ def root_of(
     return State(
         question.question, given=protocol.given(question) if passages is None else passages
     )
-
-
-def query_of(action: Action) -> str | None:
-    """Returns the query of an action; None if it does not search."""
-    return action.content if is_search(action.kind) else None

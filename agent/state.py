@@ -10,24 +10,21 @@ TERMINAL = "terminal"
 
 INVALID = "invalid"
 """Kind of any text that is not an action of the protocol."""
-SEARCHES = frozenset({"query", "search"})
-"""Kinds of actions whose content is a query for the retriever."""
-ENDS = frozenset({"answer", "refuse", INVALID})
-"""Kinds that end a trajectory. `invalid` does, unless the protocol answers invalid actions with a
-corrective message.
-"""
 ACTIONS = ("query", "evidence", "search", "backtrack", "answer", "refuse", INVALID)
 """All kinds of actions, of any protocol. A protocol that needs another kind adds it here."""
 
 
 def is_search(kind: str) -> bool:
-    """Returns whether actions of this kind query the retriever; False for a root's ""."""
-    return kind in SEARCHES
+    """Returns whether the content of such actions is a query for the retriever."""
+    return kind in ("query", "search")
 
 
 def is_end(kind: str) -> bool:
-    """Returns whether actions of this kind end a trajectory."""
-    return kind in ENDS
+    """Returns whether actions of this kind end a trajectory.
+
+    `invalid` does, unless the protocol answers invalid actions with a corrective message.
+    """
+    return kind in ("answer", "refuse", INVALID)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,19 +45,13 @@ class LedgeredEngine:
         price: Price | None = None,
         before_call: BeforeCall | None = None,
     ) -> None:
+        self.model = engine.model
+        self.digest = engine.digest
         self._engine = engine
         self._ledger = ledger
         self._price = price
         self._before_call = before_call
         self._under_way: dict[str, asyncio.Task[Completion]] = {}
-
-    @property
-    def model(self) -> str:
-        return self._engine.model
-
-    @property
-    def digest(self) -> str:
-        return self._engine.digest
 
     @property
     def capabilities(self) -> Capabilities:

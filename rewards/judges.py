@@ -68,21 +68,18 @@ async def judge_evidence(
     Raises:
         EndpointError: If the verifier's endpoint failed.
     """
+    shown = {p.id: p for live in live_searches(state.steps) for p in live.passages}
+    passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
+    text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
+    messages = (Message("system", _prompt("verifier")), Message("user", text))
     prompt_hash = verifier_prompt_hash()
     identity = CallIdentity("verifier", question.id, f"verifier/{path}", 0, prompt_hash, seed)
-    return await ask_for_word(engine, settings, _messages(question, state), identity)
+    return await ask_for_word(engine, settings, messages, identity)
 
 
 def verifier_prompt_hash() -> str:
     """Returns the hash of the verifier's prompt."""
     return prompts_digest({"verifier": _prompt("verifier")})
-
-
-def _messages(question: Question, state: State) -> tuple[Message, ...]:
-    shown = {p.id: p for live in live_searches(state.steps) for p in live.passages}
-    passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
-    text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
-    return (Message("system", _prompt("verifier")), Message("user", text))
 
 
 JudgePrompt = Literal["yes-no", "true-false"]

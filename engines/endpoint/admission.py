@@ -66,7 +66,14 @@ class CircuitBreaker:
             threshold: Failures in a row that open the breaker.
             probe: Whether the probe failed, which makes the next pause longer.
         """
-        self._count(now)
+        # After a gap longer than `patience_s`, start counting from zero: no calls were made.
+        if not self._failures or now - self._failed_at > self.policy.patience_s:
+            self._failures, self._failing_since = 0, now
+        self._failures += 1
+        self._failed_at = now
+        # One or two failures are not enough evidence, however far apart they are.
+        if self._failures > 2 and now - self._failing_since >= self.policy.patience_s:
+            self.given_up = True
         self.fault = fault
         if self.is_open:
             if probe:
@@ -79,16 +86,6 @@ class CircuitBreaker:
         self._pause_s = self.policy.first_probe_s
         self.probe_at = now + self._pause_s
         return True
-
-    def _count(self, now: float) -> None:
-        # After a gap longer than `patience_s`, start counting from zero: no calls were made.
-        if not self._failures or now - self._failed_at > self.policy.patience_s:
-            self._failures, self._failing_since = 0, now
-        self._failures += 1
-        self._failed_at = now
-        # One or two failures are not enough evidence, however far apart they are.
-        patient = self._failures <= 2 or now - self._failing_since < self.policy.patience_s
-        self.given_up = self.given_up or not patient
 
 
 @dataclass(frozen=True, slots=True)

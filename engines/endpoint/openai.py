@@ -119,17 +119,9 @@ class OpenAIEngine:
         self._accepted = False  # whether the endpoint accepted the last call
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
-        self._known_as = known_as or settings.model
+        self.model = known_as or settings.model
         named = f"{self._url}\n{settings.model}".encode()
-        self._digest = digest or blake2b(named, digest_size=8).hexdigest()
-
-    @property
-    def model(self) -> str:
-        return self._known_as
-
-    @property
-    def digest(self) -> str:
-        return self._digest
+        self.digest = digest or blake2b(named, digest_size=8).hexdigest()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -149,12 +141,14 @@ class OpenAIEngine:
                 facts = await self._server()
                 self._form = "none" if facts is None else facts.form
         except BaseException:
-            await self._close()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._close()
+        client, self._client, self._traffic = self._client, None, None
+        if client is not None:
+            await client.close()
 
     async def check(self) -> None:
         """Preflight: checks that the endpoint answers, accepts the key and has the model.
@@ -250,7 +244,7 @@ class OpenAIEngine:
     def _log_basis(self, basis: str) -> None:
         if self._on_event is not None:
             self._on_event(
-                f"{self._url} reports no usable token counts for {self._known_as}: {basis}; "
+                f"{self._url} reports no usable token counts for {self.model}: {basis}; "
                 "limits and costs use these counts"
             )
 
@@ -301,37 +295,35 @@ class OpenAIEngine:
         return to_endpoint_error(fault, url=self._url, key=key_in(env), key_env=env)
 
     async def _not_found(self) -> EndpointError:
-        asked, facts = self._settings.model, await self._server()
+        model, facts = self._settings.model, await self._server()
         if facts is None:
             text = f"{self._url} answered 404: base_url is wrong (it usually ends in /v1)"
-        elif asked in facts.models:
-            text = f"{self._url} lists the model {asked!r} but answered 404 for it"
+        elif model in facts.models:
+            text = f"{self._url} lists the model {model!r} but answered 404 for it"
         else:
             text = (
-                f"{self._url} does not serve the model {asked!r}. "
+                f"{self._url} does not serve the model {model!r}. "
                 f"Available models: {facts.models_shown}"
             )
         return EndpointError(text, fatal=True)
 
     async def _server(self) -> ServerFacts | None:
         """Returns the server's facts about itself; None if it does not list its models."""
-        return read_models(await once(partial(self._get, "/models")))
+        timeout_s = min(self._timeout_s, _PREFLIGHT_TIMEOUT_S)
+        return read_models(await once(lambda: self._with_timeout(self._models(), timeout_s)))
 
-    async def _get(self, path: str) -> Any:
-        """Returns the JSON at `path`; None if the server does not have it, or not for this key."""
+    async def _models(self) -> Any:
+        """Returns the JSON at `/models`; None if the server lacks it, or refuses it to this key."""
         import httpx2
         import openai
 
-        async def fetched() -> Any:
-            try:
-                page = await self._connected().get(path, cast_to=httpx2.Response)
-            except openai.APIStatusError as fault:
-                if fault.status_code in _NO_SUCH_PATH:
-                    return None
-                raise
-            return json.loads(page.content)
-
-        return await self._with_timeout(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
+        try:
+            page = await self._connected().get("/models", cast_to=httpx2.Response)
+        except openai.APIStatusError as fault:
+            if fault.status_code in _NO_SUCH_PATH:
+                return None
+            raise
+        return json.loads(page.content)
 
     def _require(self, request: SampleRequest) -> None:
         """Rejects requests that this endpoint cannot serve."""
@@ -341,14 +333,11 @@ class OpenAIEngine:
             raise EndpointError(
                 f"{text} (engine: vllm, or engine: openai with structured_output: vllm)", fatal=True
             )
-        structure = request.structure
-        if structure is None:
-            return
-        if not (can.structured_output if structure.kind == "regex" else can.json_schema):
-            text = (
-                f"{self._url} does not support {structure.kind} constraints. Set structured_output"
+        supported = {"regex": can.structured_output, "json_schema": can.json_schema}
+        if request.structure is not None and not supported[kind := request.structure.kind]:
+            raise EndpointError(
+                f"{self._url} does not support {kind} constraints. Set structured_output"
             )
-            raise EndpointError(text)
 
     def _connected(self) -> "AsyncOpenAI":
         if self._client is None:
@@ -357,8 +346,3 @@ class OpenAIEngine:
 
     def _is_closed(self) -> EndpointError:
         return EndpointError(f"the engine for {self._url} is closed: use it in `async with`")
-
-    async def _close(self) -> None:
-        client, self._client, self._traffic = self._client, None, None
-        if client is not None:
-            await client.close()

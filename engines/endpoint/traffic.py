@@ -135,7 +135,8 @@ class RequestScheduler:
             return pause_s
         call.failures += 1
         if call.failures >= self._retry.attempts:
-            raise _with_attempts(fault.error, call.attempts) from None
+            attempts = f" ({call.attempts} attempts)" if call.attempts > 1 else ""
+            raise EndpointError(f"{fault.error}{attempts}", fatal=fault.error.fatal) from None
         return max(pause_s, self._budget.take(loop_time()))
 
     def _answered(self) -> None:
@@ -196,9 +197,3 @@ def traffic_to(
 
 _Key = tuple[asyncio.AbstractEventLoop, str, int, float, RetryPolicy]
 _shared: WeakValueDictionary[_Key, RequestScheduler] = WeakValueDictionary()
-
-
-def _with_attempts(error: EndpointError, attempts: int) -> EndpointError:
-    if attempts == 1:
-        return error
-    return EndpointError(f"{error} ({attempts} attempts)", fatal=error.fatal)

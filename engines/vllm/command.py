@@ -111,9 +111,15 @@ def installed_vllm() -> Vllm:
     usual = (Path(sys.executable), OWN_ENVIRONMENT.absolute())
     for python in (Path(named).expanduser(),) if named else usual:
         vllm = _vllm_of(python)
-        if vllm is not None:
-            _check_transformers(vllm)
-            return vllm
+        if vllm is None:
+            continue
+        if int(vllm.transformers.split(".")[0]) < OLDEST_TRANSFORMERS:
+            raise ConfigError(
+                f"vLLM {vllm.version} in the environment of {vllm.python} uses transformers "
+                f"{vllm.transformers}, which misreads models from transformers "
+                f"{OLDEST_TRANSFORMERS}. Install vllm>=0.31 there"
+            )
+        return vllm
     where = (
         f"vLLM is not installed in the environment of {named} ({VARIABLE})"
         if named
@@ -123,15 +129,6 @@ def installed_vllm() -> Vllm:
         f"{where}. Install it into its own environment (`pip install vllm`; without a GPU, "
         f"`make {OWN_ENVIRONMENT.parts[0]}/done`) and set {VARIABLE}=ENV/bin/python"
     )
-
-
-def _check_transformers(vllm: Vllm) -> None:
-    if int(vllm.transformers.split(".")[0]) < OLDEST_TRANSFORMERS:
-        raise ConfigError(
-            f"vLLM {vllm.version} in the environment of {vllm.python} uses transformers "
-            f"{vllm.transformers}, which misreads models from transformers {OLDEST_TRANSFORMERS}. "
-            "Install vllm>=0.31 there"
-        )
 
 
 @lru_cache(maxsize=8)

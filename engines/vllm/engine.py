@@ -6,11 +6,12 @@ call, the call is retried with the same seed once the restarted server answers.
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from base.errors import EndpointError
 from base.text import Log
@@ -28,14 +29,6 @@ MOST_LOST_SERVERS = 3
 a server that loads for minutes never exceeds the limit on deaths per ten minutes."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which vLLM itself reads the key that clients must send; it gets no other key."""
-
-
-class Connect(Protocol):
-    """Makes the engine for an endpoint; `known_as` and `digest` identify its model in rows."""
-
-    def __call__(
-        self, endpoint: ModelSettings, *, known_as: str, digest: str
-    ) -> "OpenAIEngine": ...
 
 
 def server_for(
@@ -88,7 +81,7 @@ class VllmEngine:
     def __init__(
         self,
         settings: ModelSettings,
-        connect: Connect,
+        connect: Callable[..., "OpenAIEngine"],
         logs: Path,
         log: Log | None = None,
         server: VllmServer | None = None,
@@ -97,7 +90,8 @@ class VllmEngine:
 
         Args:
             settings: Model settings.
-            connect: Function that makes the engine for the server's endpoint.
+            connect: Function that makes the engine for the server's endpoint. Its arguments
+                `known_as` and `digest` identify the model in rows.
             logs: Folder for the server's log.
             log: Callback for messages about the server's start.
             server: Server that already runs, and keeps running after the block.

@@ -5,7 +5,7 @@ from functools import cache, cached_property
 
 from agent.state import State
 from base.text import digest_of
-from retrieval.similarity import QuerySimilarity
+from retrieval.encoder import QuerySimilarity
 from rewards.evo_rag.returns import label_returns
 from rewards.evo_rag.schedule import Weights, weights
 from rewards.evo_rag.steps import EpisodeRewards, Gold

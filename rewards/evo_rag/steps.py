@@ -162,11 +162,6 @@ def sufficient_by_gold(before: StepContext, gold: Gold) -> bool | None:
     return None if gold.documents is None else gold.documents <= before.context
 
 
-def step_cost(value: float = -1.0) -> float:
-    """r_step: the same for every step (section 3.2 also tried −0.5 and −2)."""
-    return value
-
-
 def answer_correctness(step: Step, gold: Gold) -> float:
     """r_ans = ½ (EM + F1) of an ANSWER, in [0, 1]; 0 for other actions.
 
@@ -223,7 +218,7 @@ class EpisodeRewards:
             "refusal": refusal_reward(
                 step, before, sufficient=sufficient, early_wrong=settings.early_refusal == "wrong"
             ),
-            "step": step_cost(settings.step_value),
+            "step": settings.step_value,  # r_step: the same for every step
             "answer": answer_correctness(step, gold),
         }
 

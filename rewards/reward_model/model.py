@@ -29,8 +29,6 @@ from weights.policy_files import PACKAGED
 KIND = "reward-model"
 HEADS = "heads.safetensors"
 
-_NAMED = ("encoder", "encoder_digest", "heads_digest")
-
 DIGITS = 4
 """Decimals of a score; further ones depend on batch neighbours and threads."""
 
@@ -78,8 +76,9 @@ class RewardModel:
                 f"{folder}: {HEADS} and {TRAINING_RECORD} are from different trainings; retrain "
                 "with `branchwise train-rm`"
             )
+        name = record["encoder"]
         encoder = FrozenEncoder(
-            encoder_name(folder, record["encoder"]),
+            name if _is_name(name) else str(folder / name),
             batch_tokens=record["settings"]["batch_tokens"],
         )
         if encoder.digest != record["encoder_digest"]:
@@ -87,8 +86,7 @@ class RewardModel:
                 f"{folder}: the weights of its encoder {encoder.model} have changed since "
                 "the training; restore them, or retrain with `branchwise train-rm`"
             )
-        longest = int(record["settings"]["max_length"])
-        return cls(heads, encoder, weights, max_length=longest)
+        return cls(heads, encoder, weights, max_length=record["settings"]["max_length"])
 
     def score(self, prefixes: Sequence[Prefix], t: Sequence[int]) -> list[float | None]:
         """Returns a score per step; only comparisons of them are meaningful.
@@ -148,8 +146,9 @@ def _check_complete(record: dict[str, Any]) -> None:
         KeyError: If an entry is missing.
         ValueError: If an entry has the wrong type.
     """
-    if not all(isinstance(record[name], str) for name in _NAMED):
-        raise ValueError(f"{', '.join(_NAMED)} must be text")
+    names = ("encoder", "encoder_digest", "heads_digest")
+    if not all(isinstance(record[name], str) for name in names):
+        raise ValueError(f"{', '.join(names)} must be text")
     sizes = (record["settings"][name] for name in ("batch_tokens", "max_length"))
     if not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError(
@@ -165,11 +164,6 @@ def reward_model_digest(folder: Path) -> str:
     """
     record = read_record(folder)
     return digest_of(record["heads_digest"], record["encoder_digest"])
-
-
-def encoder_name(folder: Path, stored: str) -> str:
-    """Returns the encoder in `training.json` of `folder`, as a name for `FrozenEncoder`."""
-    return stored if _is_name(stored) else str(folder / stored)
 
 
 def stored_encoder(folder: Path, encoder: str) -> str:

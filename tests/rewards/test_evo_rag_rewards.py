@@ -13,7 +13,6 @@ from rewards.evo_rag.steps import (
     refusal_reward,
     retrieval_action,
     retrieval_bonus,
-    step_cost,
     sub_query_overlap,
     sufficient_by_gold,
 )
@@ -154,14 +153,13 @@ def test_the_time_of_the_action_penalty_is_0_based_and_counts_every_call(
         assert free == list(range(len(earlier), last_free + 1))
 
 
-# Back-track penalty and step cost: −1[a_t = BACKTRACK], and −1.
+# Back-track penalty: −1[a_t = BACKTRACK].
 
 
-def test_backtrack_penalty_and_step_cost() -> None:
+def test_backtrack_penalty() -> None:
     assert backtrack_penalty(BACKTRACK) == -1.0
     others = [search("a"), step("answer", "x"), REFUSE, step("invalid")]
     assert [backtrack_penalty(other) for other in others] == [0.0] * 4
-    assert [step_cost(), step_cost(-0.5), step_cost(-2.0)] == [-1.0, -0.5, -2.0]
 
 
 # Refusal: +1 if the evidence is insufficient, −1 if it suffices, 0 for other actions.
