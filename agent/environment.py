@@ -5,8 +5,6 @@ state. Prompts at rollout time and at training time come from the same protocol.
 """
 
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
 from agent.protocol import AgentProtocol, root_of
 from agent.state import TERMINAL, State, Step, is_search
@@ -55,7 +53,7 @@ class Trajectory:
     @property
     def usage(self) -> Usage:
         """Tokens of all calls."""
-        return reduce(add, (move.usage for move in self.moves), Usage())
+        return sum((move.usage for move in self.moves), Usage())
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,18 @@ def build_dense(
     encoder: Encoder, passages: Sequence[Passage], folder: Path, log: Log | None = None
 ) -> None:
     """Writes the vectors of `passages` (in index order) into `folder`."""
-    vectors: Vectors | None = None
     messages = StepMessages(log or _log.info, "passages encoded", len(passages))
     for start in range(0, len(passages), _CHUNK):
         chunk = passages[start : start + _CHUNK]
         encoded = encoder.encode_passages([f"{passage.title} {passage.text}" for passage in chunk])
-        if vectors is None:
+        if start == 0:
             shape = (len(passages), encoded.shape[1])
             vectors = np.lib.format.open_memmap(
                 folder / VECTORS, mode="w+", dtype=np.float32, shape=shape
             )
         vectors[start : start + len(chunk)] = encoded
         messages.report(start + len(chunk))
-    if isinstance(vectors, np.memmap):
-        vectors.flush()
+    vectors.flush()
 
 
 class DenseRetriever:

@@ -203,13 +203,12 @@ class QuerySimilarity:
         with self._lock:
             for text in texts:
                 if text not in self._known:
-                    self._known[text] = _unit(self._encoder.encode_queries([text]))[0]
+                    vectors = self._encoder.encode_queries([text])
+                    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+                    # A vector without a direction stays 0.
+                    (self._known[text],) = np.asarray(
+                        vectors / np.maximum(lengths, 1e-12), dtype=np.float32
+                    )
             vector, *rest = (self._known[text] for text in texts)
         cosines = (np.clip(np.dot(vector, other), -1.0, 1.0) for other in rest)
         return round(float(max(cosines)), DIGITS)
-
-
-def _unit(vectors: Vectors) -> Vectors:
-    """Returns the rows of length 1; one without any stays 0."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)

@@ -70,8 +70,7 @@ class FusionRetriever:
 
     def __init__(self, retrievers: Sequence[Retriever]) -> None:
         self._retrievers = tuple(retrievers)
-        parts = [retriever.digest for retriever in retrievers]
-        text = " ".join(["rrf", str(K), str(DEPTH), *parts])
+        text = " ".join(["rrf", str(K), str(DEPTH), *(part.digest for part in retrievers)])
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:

@@ -119,7 +119,9 @@ def _failures(
         yield "documents"
     if not _only_served(segments):
         yield "query"
-    if not _ends_with_answer(segments):
+    last = segments[-1] if segments else Segment("policy", "")
+    is_cut = any(segment.cut for segment in segments)
+    if is_cut or last.role != "policy" or not last.text.rstrip().endswith("</answer>"):
         yield "ending"
     if not _is_readable(text, set(question).union(*_blocks(segments))):
         yield "unreadable"
@@ -136,12 +138,6 @@ def _only_served(segments: Sequence[Segment]) -> bool:
         if queries != ([False, True] if served else []):
             return False
     return True
-
-
-def _ends_with_answer(segments: Sequence[Segment]) -> bool:
-    last = segments[-1] if segments else Segment("policy", "")
-    is_cut = any(segment.cut for segment in segments)
-    return not is_cut and last.role == "policy" and last.text.rstrip().endswith("</answer>")
 
 
 def _is_readable(text: str, shown: set[str]) -> bool:

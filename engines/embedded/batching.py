@@ -91,7 +91,8 @@ class BatchingThread:
     def _run(self) -> None:
         try:
             while self._admit():
-                self._drop_cancelled()
+                for generation in [g for g in self._running if g.output.cancelled()]:
+                    self._running.pop(generation).cancel()
                 if self._pipeline.has_non_finished_requests():
                     self._pipeline.step()
                 self._hand_out()
@@ -134,10 +135,6 @@ class BatchingThread:
             if out_of_memory_message(error):
                 raise
             _fail(generation, EndpointError(f"OpenVINO refused a request: {error}"))
-
-    def _drop_cancelled(self) -> None:
-        for generation in [g for g in self._running if g.output.cancelled()]:
-            self._running.pop(generation).cancel()
 
     def _hand_out(self) -> None:
         for prompt, generation in list(self._reading.items()):

@@ -230,7 +230,8 @@ class Admission:
                 if refusal is not None:
                     waiter.set_exception(refusal)
                 elif self._may_start():
-                    waiter.set_result(self._take())
+                    self._breaker.probing = self._breaker.is_open
+                    waiter.set_result(self._limit.take(probe=self._breaker.is_open))
                 else:
                     self._schedule_recheck()
                     return
@@ -254,10 +255,6 @@ class Admission:
     def _may_start(self) -> bool:
         free = self._limit.has_room and not self._breaker.probing
         return free and self._opens_at() <= loop_time()
-
-    def _take(self) -> Slot:
-        self._breaker.probing = self._breaker.is_open
-        return self._limit.take(probe=self._breaker.is_open)
 
     def _opens_at(self) -> float:
         return max(self.held_until, self._breaker.probe_at)

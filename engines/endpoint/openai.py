@@ -177,7 +177,7 @@ class OpenAIEngine:
         revoked during a run.
         """
         try:
-            drawn = await self._attempt(request)
+            completion = await self._attempt(request)
         except ForbiddenError as error:
             if self._accepted:
                 self._accepted = False
@@ -186,7 +186,7 @@ class OpenAIEngine:
                 self._accepted = True
             raise error.for_prompt from None
         self._accepted = True
-        return drawn
+        return completion
 
     async def _attempt(self, request: SampleRequest) -> Completion:
         seed = derived_seed(call_key(request, self.digest))
@@ -197,11 +197,11 @@ class OpenAIEngine:
         begin = time.perf_counter()
         reply = await self._with_timeout(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin
-        said = self._read(reply, request, latency_s)
-        if said.usage.basis != "reported" and not self._counter.settled:
+        completion = self._read(reply, request, latency_s)
+        if completion.usage.basis != "reported" and not self._counter.settled:
             await self._counter.load_tokenizer(self._log_basis)
-            said = self._read(reply, request, latency_s)
-        return said
+            completion = self._read(reply, request, latency_s)
+        return completion
 
     async def _continue(self, request: SampleRequest, seed: int) -> Completion:
         """Draws by token ids; the server encodes the texts first."""
@@ -216,10 +216,10 @@ class OpenAIEngine:
         reply = await self._with_timeout(self._posted("/completions", body))
         latency_s = time.perf_counter() - begin
         try:
-            drawn = read_ids_reply(reply, request, tuple(prompt), url=url, model=model)
+            completion = read_ids_reply(reply, request, tuple(prompt), url=url, model=model)
         except UnreadableReply as fault:
             raise self._in_words(fault) from None
-        return replace(drawn, latency_s=latency_s)
+        return replace(completion, latency_s=latency_s)
 
     async def _encoded(self, body: dict[str, Any]) -> list[int]:
         reply = await self._posted(f"{self._root}/tokenize", body)
@@ -268,9 +268,6 @@ class OpenAIEngine:
             # The client's own timeout is per read: a slow trickle of bytes would never exceed it.
             async with asyncio.timeout(timeout_s or self._timeout_s):
                 reply = await call
-        except openai.NotFoundError:
-            self._reached()
-            raise await self._not_found() from None
         except (
             openai.OpenAIError,
             aiohttp.ClientError,
@@ -282,6 +279,8 @@ class OpenAIEngine:
         ) as fault:
             if isinstance(fault, openai.APIStatusError):
                 self._reached()
+            if isinstance(fault, openai.NotFoundError):
+                raise await self._not_found() from None
             raise self._in_words(fault) from None
         self._reached()
         return reply

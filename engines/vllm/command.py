@@ -96,10 +96,6 @@ class Served:
         """Model name for requests to the weights without the adapter."""
         return f"{self.name}-base" if self.adapter else self.name
 
-    @property
-    def is_local(self) -> bool:
-        return Path(self.weights).is_dir()
-
 
 def installed_vllm() -> Vllm:
     """Returns the vLLM named by `BRANCHWISE_VLLM_PYTHON`, of this environment, or of `.venv-vllm`.
@@ -185,6 +181,6 @@ def server_environment(vllm: Vllm, served: Served, given: Mapping[str, str]) -> 
         environment["VLLM_CPU_KVCACHE_SPACE"] = given.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
     if served.rank and served.adapter is None:
         environment[RUNTIME_ADAPTERS] = "True"
-    if served.is_local:
+    if Path(served.weights).is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
     return environment

@@ -78,18 +78,18 @@ def _components(parts: Rewards, suffix: str = "") -> tuple[Component, ...]:
     return tuple(Component(name=f"{name}{suffix}", value=value) for name, value in parts.items())
 
 
-def _returns(own: Rewards, later: Sequence[Rewards], visits: Sequence[int]) -> Rewards:
-    """Returns R(n) = own(n) + Σ N_c · R(c) / Σ N_c over children c, per component.
+def _returns(step: Rewards, later: Sequence[Rewards], visits: Sequence[int]) -> Rewards:
+    """Returns R(n) = r(n) + Σ N_c · R(c) / Σ N_c over children c, per component.
 
     Args:
-        own: Rewards of the step n; a component of None stays None.
+        step: Rewards r of the step n; a component of None stays None.
         later: Returns of the children that lead to a finished trajectory. A child whose component
             is None drops out of its mean together with its visits; if all do, the sum is None.
         visits: Visits of these children.
     """
     return {
         name: _step_return(value, [parts[name] for parts in later], visits)
-        for name, value in own.items()
+        for name, value in step.items()
     }
 
 

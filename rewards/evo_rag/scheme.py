@@ -70,21 +70,16 @@ class EvoRag(RewardScheme):
         return self.rewards.episode(state.steps, Gold.of(question))
 
     async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
-        if self.verifier is None or self.recipe.verifier is None or not self._open(state):
+        # A refusal before any search is wrong in any case, unless `early_refusal` is `judged`.
+        has_searched = any(step.action.kind == "search" for step in state.steps)
+        is_open = state.refused and (has_searched or self.settings.early_refusal == "judged")
+        if self.verifier is None or self.recipe.verifier is None or not is_open:
             return await super().finished(question, state, path)
         verdict = await judge_evidence(
             self.verifier, self.recipe.verifier, question, state, path, seed=self.recipe.seed
         )
         outcome = self.rewards.episode(state.steps, Gold.of(question), verdict)
         return NodeEvaluation(outcome.total, verdict=verdict)
-
-    def _open(self, state: State) -> bool:
-        """Returns whether the evidence decides on a refusal.
-
-        A refusal before any search is wrong in any case, unless `early_refusal` is `judged`.
-        """
-        judged = self.settings.early_refusal == "judged"
-        return state.refused and (judged or any(s.action.kind == "search" for s in state.steps))
 
     def labels(
         self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
