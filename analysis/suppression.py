@@ -13,8 +13,7 @@ from itertools import product
 from typing import Literal
 
 from agent.state import Action, Step
-from rewards.evo_rag.returns import EpisodeRewards
-from rewards.evo_rag.steps import Gold
+from rewards.evo_rag.steps import EpisodeRewards, Gold
 from rewards.labels import is_wide_enough
 from rewards.settings import EvoRagSettings
 from storage.records import RetrievedPassage

@@ -11,8 +11,7 @@ from agent.environment import Environment
 from agent.protocols import protocol_of
 from base.errors import ConfigError, StorageError
 from base.text import Log
-from engines.ledgered import BeforeCall, LedgeredEngine
-from engines.no_call import NoCallEngine
+from engines.ledgered import BeforeCall, LedgeredEngine, NoCallEngine
 from engines.sampling import Capabilities, Engine, Sampling
 from engines.settings import ModelSettings
 from engines.vllm.server import VllmServer

@@ -1,6 +1,5 @@
 """Converts errors of the `openai` package into our own, by cause and without the key."""
 
-import asyncio
 import errno
 import math
 import re
@@ -69,25 +68,21 @@ def to_endpoint_error(fault: Exception, *, url: str, key: str | None, key_env: s
 
     if isinstance(fault, openai.APIStatusError):
         return _status_in_words(fault, url, key, key_env)
-    lasting = _unusable_in_words(fault, url, key) or _unconnected_in_words(fault, url)
-    if lasting is not None:
-        return lasting
-    if (cause := _broken(fault)) is not None:
-        return TransientError(EndpointError(f"the connection to {url} broke ({cause})"))
-    if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
-        return TransientError(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
-    detail = redacted(f"{type(fault).__name__}: {fault}", key)
-    return TransientError(EndpointError(f"{url} sent an unreadable reply ({detail})"))
-
-
-def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
-    """Returns the error for a reply that a retry cannot improve; None for any other fault."""
     if isinstance(fault, Redirected):
         text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
         return EndpointError(f"{text}. Redirects are not followed. {_REDIRECT_REMEDY}", fatal=True)
     if isinstance(fault, ReplyTooLarge):  # a retry would cost as much and fail too
         return EndpointError(f"{url} {fault}")
-    return None
+    if (unconnected := _unconnected_in_words(fault, url)) is not None:
+        return unconnected
+    if (cause := _broken(fault)) is not None:
+        text = f"the connection to {url} broke ({cause})"
+    elif isinstance(fault, openai.APITimeoutError | TimeoutError):
+        text = f"{url} did not answer in time (limits.timeout_s)"
+    else:
+        detail = redacted(f"{type(fault).__name__}: {fault}", key)
+        text = f"{url} sent an unreadable reply ({detail})"
+    return TransientError(EndpointError(text))
 
 
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
@@ -100,7 +95,8 @@ def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
     if _caused_by(fault, ssl.SSLCertVerificationError):  # other TLS faults are the network's
         text = f"the TLS certificate of {url} is not trusted: set SSL_CERT_FILE, or use http"
         return EndpointError(text, fatal=True)
-    if _refused(fault):
+    # No connection was established: refused, unreachable or unknown host.
+    if _caused_by(fault, aiohttp.ClientConnectorError, ConnectionRefusedError):
         text = f"nothing answers at {url}: start the server there, or correct base_url"
         if _caused_by(fault, aiohttp.ClientProxyConnectionError):
             text = (
@@ -127,18 +123,18 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
     if status not in _TRANSIENT_STATUS and status < 500:
         return error
     kind: FaultKind = "overload" if status in _OVERLOAD_STATUS else "trouble"
-    return TransientError(error, kind, _asked_pause_s(fault))
+    return TransientError(error, kind, _requested_pause_s(fault))
 
 
-def _asked_pause_s(fault: Exception) -> float | None:
+def _requested_pause_s(fault: Exception) -> float | None:
     """Returns the seconds in the Retry-After header; None without a usable header."""
     response = getattr(fault, "response", None)
     if response is None:
         return None
     # Retry-After dates use the server's clock, which the header `date` reports.
     now = epoch_s(response.headers.get("date", ""))
-    asked = response.headers.get("retry-after", "")
-    return retry_after_s(asked, time.time() if now is None else now)
+    header = response.headers.get("retry-after", "")
+    return retry_after_s(header, time.time() if now is None else now)
 
 
 def _broken(fault: BaseException) -> str | None:
@@ -160,16 +156,8 @@ def _broken(fault: BaseException) -> str | None:
     return None
 
 
-def _refused(fault: BaseException) -> bool:
-    """Returns whether no connection was established: refused, unreachable or unknown host."""
-    import aiohttp
-
-    never_connected = (aiohttp.ClientConnectorError, ConnectionRefusedError)
-    return any(isinstance(cause, never_connected) for cause in _causes(fault))
-
-
-def _caused_by(fault: BaseException, kind: type[BaseException]) -> bool:
-    return any(isinstance(cause, kind) for cause in _causes(fault))
+def _caused_by(fault: BaseException, *kinds: type[BaseException]) -> bool:
+    return any(isinstance(cause, kinds) for cause in _causes(fault))
 
 
 def _causes(fault: BaseException) -> Iterator[BaseException]:

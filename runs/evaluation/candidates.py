@@ -12,7 +12,7 @@ from typing import Any
 from agent.protocols import protocol_of
 from base.errors import ConfigError
 from base.text import Log, digest_of
-from engines.no_call import NoCallEngine
+from engines.ledgered import NoCallEngine
 from engines.sampling import Capabilities, Engine
 from evaluation.baselines import BASELINES, Material
 from evaluation.run import Answering, Begin, Evaluated, askable

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from retrieval import similarity as similarity_module
-from retrieval.encoder import Vectors
+from retrieval import encoder as encoder_module
+from retrieval.encoder import QuerySimilarity, Vectors
 from retrieval.settings import DenseSettings
-from retrieval.similarity import QuerySimilarity
 
 needs_dense = pytest.mark.skipif(
     importlib.util.find_spec("faiss") is None
@@ -45,7 +44,7 @@ class Compass:
 
 @pytest.fixture
 def likeness(monkeypatch: pytest.MonkeyPatch) -> QuerySimilarity:
-    monkeypatch.setattr(similarity_module, "Encoder", Compass)
+    monkeypatch.setattr(encoder_module, "Encoder", Compass)
     return QuerySimilarity()
 
 
