@@ -49,7 +49,7 @@ from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.policy_shift import PolicyShift, movement_of
+from training.curves import PolicyShift, movement_of
 
 
 @dataclass

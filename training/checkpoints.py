@@ -6,7 +6,6 @@ a listed checkpoint that has not changed.
 """
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ LISTING = "checkpoints.json"
 def list_checkpoint(folder: Path, checkpoint: Path, run: str) -> None:
     """Records the files of a checkpoint that the training `run` just wrote."""
     listing = {**_listed(folder).get("files", {}), checkpoint.name: _hashes(checkpoint)}
-    kept = {name: files for name, files in listing.items() if (folder / name).is_dir()}
-    atomic_write_json(folder / LISTING, {"run": run, "files": kept})
+    files = {name: hashes for name, hashes in listing.items() if (folder / name).is_dir()}
+    atomic_write_json(folder / LISTING, {"run": run, "files": files})
 
 
 def latest_checkpoint(folder: Path, run: str) -> Path | None:
@@ -52,11 +51,6 @@ def latest_checkpoint(folder: Path, run: str) -> Path | None:
             "the folder to resume from an earlier checkpoint, or train without --resume"
         )
     return checkpoint
-
-
-def forget_checkpoints(folder: Path) -> None:
-    """Removes the checkpoints of an earlier training, so that a new one cannot load them."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _listed(folder: Path) -> dict[str, Any]:

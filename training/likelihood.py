@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from training.packing import IGNORED, StepTokens, packed_batch, pad_id, padded_batch
+from training.packing import IGNORED, StepTokens, batch_of
 from weights.prefix_tree import common_prefix, prefix_batches
 
 _MOST_TOKENS = 2048
@@ -29,16 +29,15 @@ def token_logps(
     """Returns the log-probability of each token of each step, in nats; see `step_logps`."""
     import torch
 
-    found: dict[StepTokens, tuple[float, ...]] = {}
-    for some in prefix_batches(
+    logps: dict[StepTokens, tuple[float, ...]] = {}
+    for batch in prefix_batches(
         set(rows), _MOST_TOKENS, tokens_of=lambda row: row.whole, shared=packed
     ):
         with torch.no_grad(), trainer.accelerator.autocast():
-            said, output = read_steps(trainer, trainer.model, some, packed=packed)
-        logps = output.log_probs.float()
-        for row, own, mask in zip(some, logps, said, strict=True):
-            found[row] = tuple(own[mask].tolist())
-    return found
+            sampled, output = read_steps(trainer, trainer.model, batch, packed=packed)
+        for row, row_logps, mask in zip(batch, output.log_probs.float(), sampled, strict=True):
+            logps[row] = tuple(row_logps[mask].tolist())
+    return logps
 
 
 def read_steps(
@@ -50,15 +49,13 @@ def read_steps(
         A mask of shape (rows, longest) over the output's entries that are tokens of a step, and
         the output, whose `log_probs` have that shape.
     """
-    collate = packed_batch if packed else padded_batch
-    batch = {
-        name: tensor.to(trainer.accelerator.device)
-        for name, tensor in collate(rows, pad_id(trainer.processing_class)).items()
-    }
-    said = batch.pop("completion_mask") == 1
-    labels = batch["input_ids"].masked_fill(~said, IGNORED)
+    device = trainer.accelerator.device
+    batch = batch_of(rows, trainer.processing_class, packed=packed)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    sampled = batch.pop("completion_mask") == 1
+    labels = batch["input_ids"].masked_fill(~sampled, IGNORED)
     output = model(**batch, labels=labels, fused_lm_head=True, use_cache=False)
-    return said[:, 1:], output
+    return sampled[:, 1:], output
 
 
 def tokens_read(rows: Iterable[StepTokens], *, packed: bool) -> int:

@@ -46,6 +46,11 @@ def pad_id(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id if pad is None else pad)
 
 
+def batch_of(rows: Sequence[StepTokens], tokenizer: Any, *, packed: bool) -> dict[str, Any]:
+    """Returns the rows as a packed or as a padded batch."""
+    return (packed_batch if packed else padded_batch)(rows, pad_id(tokenizer))
+
+
 def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     """Returns the rows in full, padded on the right: tensors of shape (rows, longest)."""
     whole = [list(row.whole) for row in rows]

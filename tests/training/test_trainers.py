@@ -22,10 +22,9 @@ from training.examples import StepExample
 from training.export import export_policy
 from training.preference.dpo import train_dpo
 from training.preference.pairs import tokenise_pairs
-from training.report import TrainingReport
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
-from training.training_run import TrainingRun
+from training.training_run import TrainingReport, TrainingRun
 from weights.policy_files import load_policy, policy_files
 from weights.policy_gguf import ensure_gguf
 

@@ -20,12 +20,11 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
 from base.errors import TrainingError
-from base.text import Log
 from training.grpo.loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
 from training.likelihood import read_steps, token_logps, tokens_read
 from training.packing import StepTokens
-from training.settings import GrpoSettings
+from training.training_run import TrainingRun
 from weights.prefix_tree import prefix_batches
 
 MAX_CONSECUTIVE_NONFINITE = 3
@@ -54,22 +53,13 @@ class _Update:
 class GrpoTrainer(Trainer):  # type: ignore[misc]
     """Draws a batch of rollouts, then makes its updates."""
 
-    def __init__(
-        self,
-        *,
-        source: RolloutSource,
-        settings: GrpoSettings,
-        packed: bool,
-        seed: int,
-        log: Log,
-        **given: Any,
-    ) -> None:
-        super().__init__(**given)
+    def __init__(self, run: TrainingRun, source: RolloutSource, **given: Any) -> None:
+        super().__init__(data_collator=lambda steps: {"step": steps[0]}, **given)
         self.source = source
-        self.settings = settings
-        self.packed = packed
-        self.seed = seed
-        self.print_line = log
+        self.settings = run.training.grpo
+        self.packed = run.training.packed
+        self.seed = run.seed
+        self.print_line = run.log
         self.updates: list[_Update] = []
         self.measured: dict[str, float] = {}
         self.consecutive_nonfinite = 0

@@ -35,8 +35,7 @@ from training.preference.pairs import (
     split_holdout,
     tokenise_pairs,
 )
-from training.report import TrainingReport
-from training.training_run import TrainingRun
+from training.training_run import TrainingReport, TrainingRun
 from weights.policy_files import policy_digest, policy_files
 
 _VERSION = "branchwise-reference-1"
@@ -70,17 +69,17 @@ def train_dpo(
         raise ConfigError("the list of training pairs is empty; annotate more questions")
     training = run.training
     model, tokenizer = run.load_start()
-    from training.preference.trainer import pair_trainer, set_reference_logps
+    from training.preference.trainer import PairTrainer
 
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     fitting = [tokens[i] for i in run.fitting([len(pair) for pair in tokens])]
     trained, out = split_holdout(fitting, training.dpo.holdout, run.seed)
-    trainer = pair_trainer(model, tokenizer, trained, training, run.arguments())
+    trainer = PairTrainer(model, tokenizer, trained, run)
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
     known_before = training.packed or training.lora is None
     reference = _reference(trainer, [*(trained if known_before else []), *out], run)
     if known_before:
-        set_reference_logps(trainer, trained, reference)
+        trainer.use_start_logps(reference)
 
     def scored(trainer: Any) -> HoldoutScore | None:
         policy = step_logps(trainer, _rows(out), packed=training.packed)
