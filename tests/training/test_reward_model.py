@@ -25,9 +25,14 @@ from training.reward_model.comparisons import (
     return_gaps,
     split_questions,
 )
-from training.reward_model.heads import fit_heads, head_losses
 from training.reward_model.metrics import Steps, measure
-from training.reward_model.train import RewardTrainingData, _steps, train_reward_model
+from training.reward_model.train import (
+    RewardTrainingData,
+    _steps,
+    fit_heads,
+    head_losses,
+    train_reward_model,
+)
 from training.settings import RewardModelSettings
 from weights.embedding import Prefix
 
