@@ -146,7 +146,7 @@ def _exported(context: StageContext, found: Diagnosis, model: Path) -> Finding:
     except StorageError as error:
         return Finding("export", "the trained change is lost", "bad", str(error))
     found.export = report.totals()
-    return of_export({one.form: one.kept.correlation for one in report.exported})
+    return of_export({one.form: one.correlation for one in report.exported})
 
 
 def _report(context: StageContext, found: Diagnosis, folder: Path) -> None:
