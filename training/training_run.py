@@ -28,16 +28,16 @@ from training.examples import filter_by_length
 from training.packing import enable_packed_forward
 from training.preference.pairs import HoldoutScore
 from training.settings import TrainingKind, TrainingSettings
-from weights.adapter_chain import (
-    check_not_own_start,
-    copy_chain,
-    remove_merged_weights,
-    save_adapter,
-    save_weights,
-)
+from weights.adapter_chain import copy_chain, save_adapter, save_weights
 from weights.adapters import WEIGHTS
 from weights.model_folders import TRAINING_RECORD, file_hash
-from weights.policy_files import load_policy, policy_digest, policy_files, tokenizer_of
+from weights.policy_files import (
+    PACKAGED,
+    load_policy,
+    policy_digest,
+    policy_files,
+    tokenizer_of,
+)
 
 
 def log_line(line: str) -> None:
@@ -112,7 +112,10 @@ class TrainingRun:
                 read packed batches, and `training.packed` is set.
         """
         silence_libraries()
-        check_not_own_start(self.start, self.target)
+        if self.start != PACKAGED and Path(self.start).resolve() == self.target.resolve():
+            raise ConfigError(
+                f"{self.start} is both the start and the target; choose another target"
+            )
         model, tokenizer = load_policy(policy_files(self.start))
         if self.training.lora is None:
             model.requires_grad_(True)  # a merge freezes them
@@ -201,10 +204,9 @@ class TrainingRun:
         if self.training.lora is None:
             save_weights(model, tokenizer_of(policy_files(self.start).base), self.target)
             return ".", []
-        written = copy_chain(self.start, self.target)
-        remove_merged_weights(self.target)
+        base_and_chain = copy_chain(self.start, self.target)
         save_adapter(model, self.target)
-        return written
+        return base_and_chain
 
     def _write_record(
         self, report: TrainingReport, fingerprint: str, base: str, chain: list[str]

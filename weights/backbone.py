@@ -18,7 +18,6 @@ from weights.tree_attention import enable_tree_attention, tree_attention_blocker
 
 Tokens = tuple[int, ...]
 Vector = NDArray[np.float32]
-StepVectors = NDArray[np.float32]
 
 
 class Backbone:
@@ -50,7 +49,7 @@ class Backbone:
         if files.base.is_file() or files.adapters:
             model = load_policy(files)[0].base_model
         else:
-            model = _plain(files)
+            model = _load_encoder(files)
         return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"))
 
     def last_states(
@@ -66,17 +65,16 @@ class Backbone:
         Yields:
             Vectors by sequence, all of the same length.
         """
-        read = _tree_states if self.reads_trees else _padded_states
-        batches = (
-            prefix_batches(sequences, batch_tokens, tokens_of=lambda one: one)
-            if self.reads_trees
-            else _by_length(sequences, batch_tokens)
-        )
+        states, batches = _padded_states, _by_length(sequences, batch_tokens)
+        if self.reads_trees:
+            states = _tree_states
+            batches = prefix_batches(sequences, batch_tokens, tokens_of=lambda tokens: tokens)
         for batch in batches:
-            yield dict(zip(batch, read(self._model, batch), strict=True))
+            vectors = states(self._model, batch).float().cpu().numpy()
+            yield dict(zip(batch, vectors, strict=True))
 
 
-def _plain(files: PolicyFiles) -> Any:
+def _load_encoder(files: PolicyFiles) -> Any:
     import torch
 
     try:
@@ -104,45 +102,38 @@ def _is_causal(model: Any) -> bool:
     return bool(torch.allclose(one, other, atol=1e-5))
 
 
-def _tree_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
+def _tree_states(model: Any, batch: Sequence[Tokens]) -> Any:
     """Returns the states, shape (len(batch), width), from one tree."""
     import torch
 
     tree, device = prefix_tree(batch), model.device
-    laid = (torch.tensor([x], device=device) for x in (tree.tokens, tree.positions, tree.ends))
+    arrays = (torch.tensor([x], device=device) for x in (tree.tokens, tree.positions, tree.ends))
     with torch.no_grad():
-        states = model(**tree_inputs(model, *laid)).last_hidden_state[
-            0, [path[-1] for path in tree.paths]
-        ]
-    return _rows(states)
+        states = model(**tree_inputs(model, *arrays)).last_hidden_state
+    return states[0, [path[-1] for path in tree.paths]]
 
 
-def _padded_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
+def _padded_states(model: Any, batch: Sequence[Tokens]) -> Any:
     """Returns the states, shape (len(batch), width), from a batch padded on the right."""
     import torch
 
     longest, pad = max(map(len, batch)), model.config.pad_token_id or 0
-    ids = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in batch])
-    seen = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in batch])
+    ids = torch.tensor([[*tokens, *[pad] * (longest - len(tokens))] for tokens in batch])
+    mask = torch.tensor([[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in batch])
     with torch.no_grad():
         states = model(
-            input_ids=ids.to(model.device), attention_mask=seen.to(model.device)
+            input_ids=ids.to(model.device), attention_mask=mask.to(model.device)
         ).last_hidden_state
-    return _rows(states[torch.arange(len(batch)), [len(one) - 1 for one in batch]])
-
-
-def _rows(states: Any) -> StepVectors:
-    found: StepVectors = states.float().cpu().numpy()
-    return found
+    return states[torch.arange(len(batch)), [len(tokens) - 1 for tokens in batch]]
 
 
 def _by_length(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:
     """Yields batches of similar lengths, which need little padding."""
     batch: list[Tokens] = []
-    for one in sorted(sequences, key=lambda one: (len(one), one)):
-        if batch and (len(batch) + 1) * len(one) > most:
+    for tokens in sorted(sequences, key=lambda tokens: (len(tokens), tokens)):
+        if batch and (len(batch) + 1) * len(tokens) > most:
             yield batch
             batch = []
-        batch.append(one)
+        batch.append(tokens)
     if batch:
         yield batch

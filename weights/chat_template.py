@@ -52,9 +52,7 @@ def rendered(
         raise ConfigError(
             f"the model's chat template cannot be used ({type(error).__name__}: {error})"
         ) from error
-    return replace_surrogates(
-        text + prefix
-    )  # the tokenizer takes UTF-8, which excludes lone surrogates
+    return replace_surrogates(text + prefix)  # UTF-8, for the tokenizer, excludes lone surrogates
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
@@ -64,12 +62,11 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
     `engines.sampling.SampleRequest.prefix`: only the first is encoded with the template.
     """
     turn = [m.content for m in takewhile(lambda m: m.role == "assistant", reversed(messages))]
-    asked = tuple(messages[: len(messages) - len(turn)])
+    before = tuple(messages[: len(messages) - len(turn)])
     first, *others = reversed(turn) if turn else ("",)
     special_tokens = tokenizer.special_tokens_map
-    begun = rendered(tokenizer.chat_template, asked, first, special_tokens=special_tokens)
-    texts = [begun, *others]
-    return tuple(i for text in texts for i in _encoded(text, tokenizer))
+    begun = rendered(tokenizer.chat_template, before, first, special_tokens=special_tokens)
+    return tuple(i for text in (begun, *others) for i in _encoded(text, tokenizer))
 
 
 def target_ids(

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from base.errors import ConfigError
 from base.step_messages import StepMessages
 from base.text import Log, replace_surrogates
 from storage.cache import cache_section, get_or_build
 from storage.records import Message
-from weights.backbone import Backbone, StepVectors, Tokens, Vector
+from weights.backbone import Backbone, Tokens, Vector
 from weights.chat_template import prompt_ids, target_ids
 from weights.policy_files import (
     PACKAGED,
@@ -104,16 +105,20 @@ class FrozenEncoder:
             if self._tokenizer is None:
                 self._tokenizer = tokenizer_of(self._files.base)
             if not self._tokenizer.chat_template:
-                return [tuple(self._tokenizer(_bare(prefix))["input_ids"]) for prefix in prefixes]
+                texts = (
+                    "\n".join([*(message.content for message in prefix.messages), prefix.text])
+                    for prefix in prefixes
+                )
+                return [tuple(self._tokenizer(replace_surrogates(t))["input_ids"]) for t in texts]
             # Siblings share their prompt, and encoding prompts is most of the work.
-            prompts = dict.fromkeys(prefix.messages for prefix in prefixes)
-            asked = {prompt: prompt_ids(prompt, self._tokenizer) for prompt in prompts}
+            prompts = {prefix.messages for prefix in prefixes}
+            ids = {prompt: prompt_ids(prompt, self._tokenizer) for prompt in prompts}
             return [
-                (*asked[prefix.messages], *target_ids(prefix.text, self._tokenizer))
+                (*ids[prefix.messages], *target_ids(prefix.text, self._tokenizer))
                 for prefix in prefixes
             ]
 
-    def embed(self, sequences: Sequence[Tokens]) -> StepVectors:
+    def embed(self, sequences: Sequence[Tokens]) -> NDArray[np.float32]:
         """Returns vectors of shape (len(sequences), width); reads equal sequences once.
 
         Args:
@@ -126,7 +131,7 @@ class FrozenEncoder:
             vectors = self._read(sorted(set(sequences)))
         return np.stack([vectors[tokens] for tokens in sequences])
 
-    def embed_cached(self, sequences: Sequence[Tokens]) -> StepVectors:
+    def embed_cached(self, sequences: Sequence[Tokens]) -> NDArray[np.float32]:
         """Returns the vectors like `embed`, from the cache if it has these sequences.
 
         Raises:
@@ -134,11 +139,14 @@ class FrozenEncoder:
             StorageError: If the cache cannot be written.
         """
         ordered = sorted(set(sequences))
+        key = hashlib.blake2b(self.digest.encode(), digest_size=16)
+        for tokens in ordered:
+            key.update(json.dumps(tokens).encode() + b"\n")
 
         def build(new: Path) -> None:
             np.save(new / _VECTORS, self.embed(ordered))
 
-        folder = cache_section("embeddings") / _key(self.digest, ordered)
+        folder = cache_section("embeddings") / key.hexdigest()
         stored = np.load(get_or_build(folder, build, self._warn) / _VECTORS)
         vectors = dict(zip(ordered, stored, strict=True))
         return np.stack([vectors[tokens] for tokens in sequences])
@@ -147,30 +155,16 @@ class FrozenEncoder:
         """Returns the model's vectors, read batch by batch."""
         if self._backbone is None:
             self._backbone = Backbone.load(self._files)
-        self._check_length(max(map(len, sequences)), self._backbone.most_tokens)
-        messages = StepMessages(self._log, "steps embedded", len(sequences))
-        vectors: dict[Tokens, Vector] = {}
-        for batch in self._backbone.last_states(sequences, self._batch_tokens):
-            vectors |= batch
-            messages.report(len(vectors))
-        return vectors
-
-    def _check_length(self, longest: int, limit: int | None) -> None:
+        longest, limit = max(map(len, sequences)), self._backbone.most_tokens
         if limit is not None and longest > limit:
             raise ConfigError(
                 f"the encoder {self.model} reads at most {limit} tokens, but a step with its "
                 f"prompt has {longest}. Set training.reward_model.max_length to {limit} or less, "
                 "or choose another training.reward_model.encoder"
             )
-
-
-def _bare(prefix: Prefix) -> str:
-    text = "\n".join([*(message.content for message in prefix.messages), prefix.text])
-    return replace_surrogates(text)
-
-
-def _key(digest: str, sequences: Sequence[Tokens]) -> str:
-    hashed = hashlib.blake2b(digest.encode(), digest_size=16)
-    for tokens in sequences:
-        hashed.update(json.dumps(tokens).encode() + b"\n")
-    return hashed.hexdigest()
+        messages = StepMessages(self._log, "steps embedded", len(sequences))
+        vectors: dict[Tokens, Vector] = {}
+        for batch in self._backbone.last_states(sequences, self._batch_tokens):
+            vectors |= batch
+            messages.report(len(vectors))
+        return vectors

@@ -44,14 +44,10 @@ MOST_ADAPTERS = 64
 """Most adapters in a chain; a curriculum of ten cycles makes ten."""
 _PACKAGED_VOCABULARY = 49_152
 # Entries that affect the adapter's output; the other entries describe its origin.
-_ADAPTER_KEYS: tuple[str, ...] = (
-    "alpha_pattern",
-    "bias",
-    "fan_in_fan_out",
-    "lora_alpha",
-    "modules_to_save",
+_ADAPTER_KEYS = (
+    *("alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "modules_to_save"),
+    *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora"),
 )
-_ADAPTER_KEYS += ("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +155,11 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
 
 def _pickled(folder: Path) -> str:
     """Returns a hint if the folder has pickled weights, which are never loaded; else ""."""
-    found = [folder / "adapter" / "adapter_model.bin", *sorted(folder.glob("*.bin"))]
-    pickles = [path for path in (*found, *sorted(folder.glob("*.pt"))) if path.is_file()]
-    if not pickles:
-        return ""
-    return f"; {pickles[0]} is a pickle, which could run code and is never loaded: convert it"
+    names = (*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pt")))
+    for path in (folder / "adapter" / "adapter_model.bin", *names):
+        if path.is_file():
+            return f"; {path} is a pickle, which could run code and is never loaded: convert it"
+    return ""
 
 
 def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
@@ -258,12 +254,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 def _adapter_hash(adapter: Path) -> str:
     config = adapter_config(adapter)
-    kept = {key: config.get(key) for key in _ADAPTER_KEYS}
-    if isinstance(kept["target_modules"], list):
-        kept["target_modules"] = sorted(
-            map(str, kept["target_modules"])
-        )  # PEFT writes a set, in random order
-    return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
+    hashed = {key: config.get(key) for key in _ADAPTER_KEYS}
+    if isinstance(hashed["target_modules"], list):  # PEFT writes a set, in random order
+        hashed["target_modules"] = sorted(map(str, hashed["target_modules"]))
+    return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(hashed, sort_keys=True)
 
 
 def load_policy(files: PolicyFiles) -> tuple[Any, Any]:
@@ -272,13 +266,20 @@ def load_policy(files: PolicyFiles) -> tuple[Any, Any]:
     Raises:
         ConfigError: If a package is missing, or an adapter is damaged or does not fit the base.
     """
-    model, tokenizer = _load_weights(files.base)
+    model = pretrained("AutoModelForCausalLM", files.base, dtype="float32")
+    if files.base.is_file():
+        # The weights are dequantised now. With these attributes, transformers refuses to save them.
+        for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+            if hasattr(owner, name):
+                delattr(owner, name)
+        model.is_quantized = False
+    model, tokenizer = model.eval(), tokenizer_of(files.base)
     for adapter in files.adapters:
-        model = merge_adapter(model, adapter)
+        model = _merge_adapter(model, adapter)
     return model.float(), tokenizer
 
 
-def merge_adapter(model: Any, adapter: Path) -> Any:
+def _merge_adapter(model: Any, adapter: Path) -> Any:
     """Returns `model` with a PEFT adapter merged into its weights.
 
     Raises:
@@ -297,21 +298,6 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
         raise
     except Exception as error:  # untrusted configurations make PEFT raise any error
         raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
-
-
-def _load_weights(base: Path) -> tuple[Any, Any]:
-    model = pretrained("AutoModelForCausalLM", base, dtype="float32")
-    if base.is_file():
-        _forget_quantisation(model)
-    return model.eval(), tokenizer_of(base)
-
-
-def _forget_quantisation(model: Any) -> None:
-    # The weights are dequantised now. With these attributes, transformers refuses to save them.
-    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
-        if hasattr(owner, name):
-            delattr(owner, name)
-    model.is_quantized = False
 
 
 def tokenizer_of(base: Path) -> Any:

@@ -130,22 +130,17 @@ def reference_logps(
         StorageError: If the cache cannot be written.
     """
     ordered = sorted(set(rows))
+    key = hashlib.blake2b(f"{_VERSION}\n{start}\n".encode(), digest_size=16)
+    for row in ordered:
+        key.update(json.dumps(row).encode() + b"\n")
     how = "read from"
 
     def build(new: Path) -> None:
         nonlocal how
-        found = compute(ordered)
-        np.save(new / _LOGPS, np.array([found[row] for row in ordered], dtype=np.float64))
+        logps = compute(ordered)
+        np.save(new / _LOGPS, np.array([logps[row] for row in ordered], dtype=np.float64))
         how = "computed, stored in"
 
-    entry = get_or_build(cache_section("reference") / _key(ordered, start), build, log)
+    entry = get_or_build(cache_section("reference") / key.hexdigest(), build, log)
     log(f"reference: {len(ordered)} steps {how} {entry}")
-    kept = np.load(entry / _LOGPS)
-    return dict(zip(ordered, kept.tolist(), strict=True))
-
-
-def _key(rows: Sequence[StepTokens], start: str) -> str:
-    digest = hashlib.blake2b(f"{_VERSION}\n{start}\n".encode(), digest_size=16)
-    for row in rows:
-        digest.update(json.dumps(row).encode() + b"\n")
-    return digest.hexdigest()
+    return dict(zip(ordered, np.load(entry / _LOGPS).tolist(), strict=True))
