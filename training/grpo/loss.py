@@ -77,9 +77,8 @@ class TokenMeans:
 
     def means(self) -> dict[str, float]:
         """Returns the finite means."""
-        sums = self._sums.items()
-        found = {name: total / self._counts[name] for name, total in sums if self._counts[name]}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        means = {name: self._sums[name] / n for name, n in self._counts.items() if n}
+        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
 def has_spread(rewards: Sequence[float]) -> bool:
@@ -150,7 +149,7 @@ def advantages_of(
     rloo = settings.algorithm == "rloo"
     compare = leave_one_out if rloo else partial(group_advantages, scale=settings.scale)
     centred = leave_one_out if rloo else partial(group_advantages, scale="none")
-    found = []
+    rollouts = []
     for group in groups:
         rewards = [rollout.reward for rollout in group]
         advantages = compare(rewards) if has_spread(rewards) else [0.0] * len(group)
@@ -158,11 +157,11 @@ def advantages_of(
             # Scaled by a deviation of its own, the divergence would count fully at any beta.
             costs = [beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group]
             advantages = [a - c for a, c in zip(advantages, centred(costs), strict=True)]
-        found += [
+        rollouts += [
             (rollout, [advantage] * rollout.sampled)
             for rollout, advantage in zip(group, advantages, strict=True)
         ]
-    return found
+    return rollouts
 
 
 def _reinforce(
