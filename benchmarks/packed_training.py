@@ -67,7 +67,7 @@ def train_once(
         if training.packed:
             rows = [row for pair in pairs for row in pair.rows]
             with trainer.model.disable_adapter():
-                trainer.use_start_logps(step_logps(trainer, rows, packed=True))
+                trainer.use_start_logps(step_logps(trainer, rows))
         trainer.train()
         measured.seconds = time.perf_counter() - began
     return measured

@@ -113,7 +113,7 @@ def test_subtrees_cover_all_tokens_that_the_whole_tree_attends_to(
     sequences: list[tuple[int, ...]], small: int
 ) -> None:
     ends = prefix_tree(sequences).ends
-    parts = subtrees(ends, small)
+    parts = list(subtrees(ends, 0, len(ends), small=small))
     assert [at for part in parts for at in range(part.start, part.stop)] == list(range(len(ends)))
     for part in parts:
         spans = (*part.past, part[:2])

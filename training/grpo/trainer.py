@@ -156,7 +156,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
 
     def _logps(self, steps: Iterable[StepTokens]) -> dict[StepTokens, tuple[float, ...]]:
         self.model.eval()
-        return token_logps(self, steps, packed=self.packed)
+        return token_logps(self, steps)
 
     def _start_logps(self, steps: Iterable[StepTokens]) -> dict[StepTokens, tuple[float, ...]]:
         with self.model.disable_adapter():
@@ -190,7 +190,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
     def _loss(self, model: Any, rows: Sequence[TrainingRow], means: TokenMeans) -> Any:
         settings = self.settings
         tokens = [row.tokens for row in rows]
-        sampled_mask, output = read_steps(self, model, tokens, packed=self.packed)
+        sampled_mask, output = read_steps(self, model, tokens)
         logps = output.log_probs[sampled_mask].float()
 
         def flat(values: Any) -> Any:

@@ -82,7 +82,7 @@ def train_dpo(
         trainer.use_start_logps(reference)
 
     def scored(trainer: Any) -> HoldoutScore | None:
-        policy = step_logps(trainer, _rows(out), packed=training.packed)
+        policy = step_logps(trainer, _rows(out))
         return score(out, policy, reference, training.dpo.beta) if out else None
 
     return run.train(trainer, trained, len(pairs) - len(out), scored)
@@ -100,7 +100,7 @@ def _reference(
 
     def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
         with nullcontext() if run.training.lora is None else trainer.model.disable_adapter():
-            return step_logps(trainer, rows, packed=run.training.packed)
+            return step_logps(trainer, rows)
 
     digest = policy_digest(policy_files(run.start), "f32")
     precision = trainer.accelerator.mixed_precision
