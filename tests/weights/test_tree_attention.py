@@ -134,7 +134,7 @@ def test_tree_attention_runs_per_subtree(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(query, key, *args, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(tree_attention.subtrees, "__defaults__", (3,))
+    monkeypatch.setattr(tree_attention.subtrees, "__defaults__", ((), 3))
     with torch.no_grad():
         step_logps(tiny(TREE_SDPA), packed_batch(ROWS, 0))
     # Numbers of queries and keys, for 1 2; 3 4 5 6; 9; after it 4, and 5 6 7 8; then 50 3.
