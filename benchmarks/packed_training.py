@@ -23,7 +23,7 @@ from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
 from training.arguments import silence_libraries
-from training.likelihood import step_logps
+from training.packing import step_logps
 from training.preference.pairs import PreferenceTokens, tokenise_pairs
 from training.settings import DpoSettings, TrainingSettings
 from training.training_run import TrainingRun

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from training.packing import IGNORED, StepTokens, packed_batch
+from training.packing import IGNORED, StepTokens, packed_batch, padded
 from training.samplers import ExampleOrder
 
 
@@ -72,14 +72,9 @@ def packed_steps(pad: int, steps: Sequence[StepTokens]) -> dict[str, Any]:
 
 def left_padded(pad: int, steps: Sequence[StepTokens]) -> dict[str, Any]:
     """Returns examples side by side, padded on the left: tensors of shape (batch, longest)."""
-    wholes = [step.whole for step in steps]
-    longest = max(map(len, wholes))
-
-    def padded(rows: Sequence[tuple[int, ...]], filler: int) -> Any:
-        return torch.tensor([[filler] * (longest - len(row)) + list(row) for row in rows])
-
+    labels = [(IGNORED,) * len(step.prompt) + step.step for step in steps]
     return {
-        "input_ids": padded(wholes, pad),
-        "attention_mask": padded([(1,) * len(whole) for whole in wholes], 0),
-        "labels": padded([step.step for step in steps], IGNORED),
+        "input_ids": padded([step.whole for step in steps], pad, "left"),
+        "attention_mask": padded([[1] * len(step.whole) for step in steps], 0, "left"),
+        "labels": padded(labels, IGNORED, "left"),
     }

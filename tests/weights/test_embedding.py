@@ -13,8 +13,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, Mistral
 from base.errors import ConfigError
 from storage.records import Message
 from training.examples import StepExample, tokenise
-from weights.backbone import Backbone, Tokens, Vector
-from weights.embedding import FrozenEncoder, Prefix, base_of
+from weights.embedding import Backbone, FrozenEncoder, Prefix, Tokens, Vector, base_of
 from weights.policy_files import PACKAGED, load_tokenizer, packaged_gguf
 
 # Siblings of two states of one instruction, one a prefix of another; and one long sequence.

@@ -22,8 +22,7 @@ from transformers import Trainer
 from base.errors import TrainingError
 from training.grpo.loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
-from training.likelihood import read_steps, token_logps, tokens_read
-from training.packing import StepTokens
+from training.packing import StepTokens, read_steps, token_logps, tokens_read
 from training.training_run import TrainingRun
 from weights.prefix_tree import prefix_batches
 

@@ -26,8 +26,7 @@ import numpy as np
 from base.errors import ConfigError
 from storage.cache import cache_section, get_or_build
 from storage.records import Pair
-from training.likelihood import step_logps
-from training.packing import StepTokens
+from training.packing import StepTokens, step_logps
 from training.preference.pairs import (
     HoldoutScore,
     PreferenceTokens,
@@ -76,9 +75,9 @@ def train_dpo(
     trained, out = split_holdout(fitting, training.dpo.holdout, run.seed)
     trainer = PairTrainer(model, tokenizer, trained, run)
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
-    known_before = training.packed or training.lora is None
-    reference = _reference(trainer, [*(trained if known_before else []), *out], run)
-    if known_before:
+    step_by_step = training.lora and not training.packed and training.dpo.reference == "start"
+    reference = _reference(trainer, out if step_by_step else [*trained, *out], run)
+    if not step_by_step:
         trainer.use_start_logps(reference)
 
     def scored(trainer: Any) -> HoldoutScore | None:

@@ -112,13 +112,11 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
             )
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self.state.num_input_tokens_seen = self._total_train_tokens
-        self._metrics["train"]["kl"].append(self._divergence(model, given))
+        self._metrics["train"]["kl"].append(self._divergence(given))
         return loss
 
-    def _divergence(self, model: Any, inputs: Any) -> float:
-        """Returns the mean log-ratio of the start to the policy on this batch, in nats per
-        step.
-        """
+    def _divergence(self, inputs: Any) -> float:
+        """Returns the mean log-ratio of the start to the policy on this batch: nats per step."""
         # TRL logs the implicit rewards r = beta * (logp_policy - logp_ref), averaged per batch
         # and side. So -(r_chosen + r_rejected) / (2 * beta) is the mean of logp_ref -
         # logp_policy over both sides: the k1 estimate of KL(start || policy). Reading the log
@@ -126,13 +124,7 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
         # the start, so its log-probabilities are needed.
         logged = self._metrics["train"]
         if self.reference_free:
-            start = self._start_logps(model, inputs)
+            start = float(inputs["ref_chosen_logps"].mean() + inputs["ref_rejected_logps"].mean())
             return (start - float(logged["logps/chosen"][-1] + logged["logps/rejected"][-1])) / 2
         rewards = logged["rewards/chosen"][-1] + logged["rewards/rejected"][-1]
         return float(-rewards / (2 * self.beta))
-
-    def _start_logps(self, model: Any, inputs: Any) -> float:
-        """Returns the mean of the chosen steps plus the mean of the rejected ones."""
-        if "ref_chosen_logps" in inputs:
-            return float(inputs["ref_chosen_logps"].mean() + inputs["ref_rejected_logps"].mean())
-        return sum(float(logps.mean()) for logps in self.compute_ref_log_probs(model, inputs))
