@@ -102,7 +102,15 @@ class Backbone:
         if files.base.is_file() or files.adapters:
             model = load_policy(files)[0].base_model
         else:
-            model = _load_encoder(files)
+            try:
+                model = pretrained("AutoModel", files.base, dtype=torch.float32)
+            except ConfigError as error:
+                raise ConfigError(f"cannot load the encoder {files.model}: {error}") from error
+            if getattr(model.config, "is_encoder_decoder", False):
+                raise ConfigError(
+                    f"the encoder {files.model} ({model.config.model_type}) also has a decoder. "
+                    "Choose an encoder-only or decoder-only model"
+                )
         return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"))
 
     def last_states(
@@ -235,21 +243,6 @@ class FrozenEncoder:
         return vectors
 
 
-def _load_encoder(files: PolicyFiles) -> Any:
-    import torch
-
-    try:
-        model = pretrained("AutoModel", files.base, dtype=torch.float32)
-    except ConfigError as error:
-        raise ConfigError(f"cannot load the encoder {files.model}: {error}") from error
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ConfigError(
-            f"the encoder {files.model} ({model.config.model_type}) also has a decoder. Choose an "
-            "encoder-only or decoder-only model"
-        )
-    return model
-
-
 def _is_causal(model: Any) -> bool:
     """Tests whether later tokens leave earlier states unchanged.
 
@@ -259,8 +252,8 @@ def _is_causal(model: Any) -> bool:
 
     ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device)
     with torch.no_grad():
-        one, other = model(input_ids=ids).last_hidden_state[:, :2]
-    return bool(torch.allclose(one, other, atol=1e-5))
+        first, second = model(input_ids=ids).last_hidden_state[:, :2]
+    return bool(torch.allclose(first, second, atol=1e-5))
 
 
 def _tree_states(model: Any, batch: Sequence[Tokens]) -> Any:

@@ -55,8 +55,3 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
             f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}). "
             "Without a network, name a folder with its safetensors and tokenizer"
         ) from error
-
-
-def pinned_name(name: str, folder: Path) -> str:
-    """Returns `name` with the revision of `folder` (from `hub_folder`), which fixes the weights."""
-    return f"{name.partition('@')[0]}@{folder.name}"

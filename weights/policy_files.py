@@ -26,7 +26,7 @@ from base.errors import ConfigError
 from base.plain_json import object_inside
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
 from weights.adapters import adapter_config, check_adapter, load_tensors, recorded_digests
-from weights.hub import HUB, hub_folder, pinned_name
+from weights.hub import HUB, hub_folder
 from weights.model_folders import (
     MERGED_WEIGHTS,
     TOKENIZER,
@@ -123,7 +123,8 @@ def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFile
     if model.startswith(HUB):
         folder = hub_folder(model, download=download)
         reject_code(folder)
-        return PolicyFiles(model, folder, hub=pinned_name(model, folder))
+        # With the revision, which is the folder's name, the hub name fixes the weights.
+        return PolicyFiles(model, folder, hub=f"{model.partition('@')[0]}@{folder.name}")
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return PolicyFiles(model, path)
@@ -200,29 +201,19 @@ def validated_policy_files(model: str) -> PolicyFiles:
     files = policy_files(model)
     for adapter in files.adapters:
         check_adapter(adapter)
-    _check_start(files)
+    if files.adapters:
+        folder = files.adapters[-1].parent
+        recorded = recorded_digests(folder).get("start")
+        start = replace(files, adapters=files.adapters[:-1])
+        if recorded is not None and recorded != policy_digest(start, "f16"):
+            raise ConfigError(
+                f"{folder}: its adapter does not fit {files.base}, because its start was replaced "
+                "or trained again. Train the adapter again, or restore its start from a copy"
+            )
     for weights in weight_files(files.base):
         tensor_shapes(weights)
     tokenizer_source(files.base)
     return files
-
-
-def _check_start(files: PolicyFiles) -> None:
-    """Compares the weights below the last adapter with those it was trained on, if recorded.
-
-    Raises:
-        ConfigError: If they differ.
-    """
-    if not files.adapters:
-        return
-    folder = files.adapters[-1].parent
-    recorded = recorded_digests(folder).get("start")
-    start = replace(files, adapters=files.adapters[:-1])
-    if recorded is not None and recorded != policy_digest(start, "f16"):
-        raise ConfigError(
-            f"{folder}: its adapter does not fit {files.base}, because its start was replaced or "
-            "trained again. Train the adapter again, or restore its start from a copy"
-        )
 
 
 def policy_digest(files: PolicyFiles, precision: str) -> str:
@@ -301,8 +292,14 @@ def _merge_adapter(model: Any, adapter: Path) -> Any:
 
 
 def tokenizer_of(base: Path) -> Any:
-    """Returns the tokenizer of base weights for transformers: their own, else the packaged one."""
-    return load_tokenizer(tokenizer_source(base))
+    """Returns the tokenizer of base weights for transformers, with its chat template.
+
+    It is their own, or else the packaged one.
+
+    Raises:
+        ConfigError: If it is missing or cannot be loaded.
+    """
+    return pretrained("AutoTokenizer", tokenizer_source(base))
 
 
 def tokenizer_source(base: Path) -> Path:
@@ -319,12 +316,3 @@ def tokenizer_source(base: Path) -> Path:
             "the file; `AutoTokenizer.from_pretrained(...).save_pretrained(...)` writes it"
         )
     return packaged_gguf()
-
-
-def load_tokenizer(source: Path) -> Any:
-    """Returns the transformers tokenizer (with chat template) of a folder or GGUF file.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
-    """
-    return pretrained("AutoTokenizer", source)

@@ -69,40 +69,33 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
         model: Model; its configuration names the attention implementation.
         tokens, positions, ends: Arrays of a `PrefixTree`, (1, N) each.
     """
-    how = model.config._attn_implementation
-    if how == "flex_attention":
-        tokens, positions, ends = pad_to_block_size(tokens, positions, ends)
-    given = {
-        "input_ids": tokens,
-        "position_ids": positions,
-        "attention_mask": tree_mask(ends[0], how, model.dtype),
-    }
-    if how != TREE_SDPA:
-        return given
-    return given | {"tree_parts": _tree_parts(ends[0])}
-
-
-def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
-    """Returns the mask (which token attends to which) in the form that transformers takes.
-
-    Args:
-        ends: Array of a `PrefixTree`, (N,).
-        how: "sdpa" and `TREE_SDPA` (Boolean), "eager" (added to the scores) or "flex_attention".
-        dtype: Data type of the model.
-    """
     import torch
 
+    how = model.config._attn_implementation
+    parts: dict[str, Any] = {}
+    # The mask (which token attends to which) has the form that transformers takes: that of
+    # FlexAttention, Boolean, or added to the scores.
     if how == "flex_attention":
         from torch.nn.attention.flex_attention import create_block_mask
 
-        def is_seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            return (key <= query) & (query < ends[key])
+        tokens, positions, ends = pad_to_block_size(tokens, positions, ends)
+        last, n = ends[0], ends.shape[1]
 
-        return create_block_mask(is_seen, None, None, len(ends), len(ends), device=str(ends.device))
-    _, sees = _attention_mask(Subtree(0, len(ends), ()), ends)
-    if how != "eager":
-        return sees
-    return torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
+        def is_seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            return (key <= query) & (query < last[key])
+
+        mask: Any = create_block_mask(is_seen, None, None, n, n, device=str(ends.device))
+    else:
+        _, mask = _attention_mask(Subtree(0, ends.shape[1], ()), ends[0])
+    if how == "eager":
+        closed = torch.finfo(model.dtype).min
+        mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, closed)
+    if how == TREE_SDPA:
+        # The tokens that each part of the tree reads, parts joined, and each part's mask.
+        cut = subtrees(ends[0].tolist(), 0, ends.shape[1])
+        read, masks = zip(*(_attention_mask(part, ends[0]) for part in cut), strict=True)
+        parts = {"tree_parts": (torch.cat(read), masks)}
+    return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, **parts}
 
 
 def subtrees(
@@ -145,14 +138,6 @@ def subtrees(
             first = child
         child = ends[child]
     yield from subtrees(ends, first, stop, past, small)
-
-
-def _tree_parts(ends: Any) -> tuple[Any, list[Any]]:
-    """Returns the tokens that each part of a tree reads, parts joined, and each part's mask."""
-    import torch
-
-    parts = [_attention_mask(part, ends) for part in subtrees(ends.tolist(), 0, len(ends))]
-    return torch.cat([tokens for tokens, _ in parts]), [mask for _, mask in parts]
 
 
 def _attention_mask(part: Subtree, ends: Any) -> tuple[Any, Any]:

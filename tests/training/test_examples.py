@@ -15,14 +15,14 @@ from training.examples import StepExample, chosen_steps, right_trajectories, tok
 from training.packing import IGNORED
 from training.preference.pairs import tokenise_pairs
 from training.sft_trainer import left_padded
-from weights.policy_files import load_tokenizer, packaged_gguf
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 SIDES = ("chosen", "rejected")
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return load_tokenizer(packaged_gguf())
+    return tokenizer_of(packaged_gguf())
 
 
 @pytest.mark.parametrize("target", ["<query>Île-de-France</query>", "<answer>3.5 million</answer>"])

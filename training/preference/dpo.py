@@ -74,9 +74,18 @@ def train_dpo(
     fitting = [tokens[i] for i in run.fitting([len(pair) for pair in tokens])]
     trained, out = split_holdout(fitting, training.dpo.holdout, run.seed)
     trainer = PairTrainer(model, tokenizer, trained, run)
+
+    def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
+        # Without an adapter, the trainer's model is the start until the training begins.
+        with nullcontext() if training.lora is None else trainer.model.disable_adapter():
+            return step_logps(trainer, rows)
+
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
     step_by_step = training.lora and not training.packed and training.dpo.reference == "start"
-    reference = _reference(trainer, out if step_by_step else [*trained, *out], run)
+    rows = _rows(out if step_by_step else [*trained, *out])
+    start = policy_digest(policy_files(run.start), "f32")
+    precision = trainer.accelerator.mixed_precision
+    reference = reference_logps(rows, f"{start} {precision}", compute, run.log) if rows else {}
     if not step_by_step:
         trainer.use_start_logps(reference)
 
@@ -85,25 +94,6 @@ def train_dpo(
         return score(out, policy, reference, training.dpo.beta) if out else None
 
     return run.train(trainer, trained, len(pairs) - len(out), scored)
-
-
-def _reference(
-    trainer: Any, pairs: Sequence[PreferenceTokens], run: TrainingRun
-) -> dict[StepTokens, float]:
-    """Returns log-probabilities of the steps of `pairs` under the start, cached if possible.
-
-    Call it before the training: without an adapter, the trainer's model is the start until then.
-    """
-    if not pairs:
-        return {}
-
-    def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
-        with nullcontext() if run.training.lora is None else trainer.model.disable_adapter():
-            return step_logps(trainer, rows)
-
-    digest = policy_digest(policy_files(run.start), "f32")
-    precision = trainer.accelerator.mixed_precision
-    return reference_logps(_rows(pairs), f"{digest} {precision}", compute, run.log)
 
 
 def _rows(pairs: Sequence[PreferenceTokens]) -> list[StepTokens]:

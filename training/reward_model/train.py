@@ -16,7 +16,7 @@ Writes a folder that `rewards.reward_model.model` loads:
 import json
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -230,7 +230,12 @@ def fit_heads(
     inputs = torch.from_numpy((vectors - mean) / sd)
     weight = torch.zeros(signs.shape[1], vectors.shape[1], requires_grad=True)
     optimiser = torch.optim.AdamW([weight], settings.lr, weight_decay=0.01)
-    batches = list(_batches(len(comparisons), settings, seed))
+    order = torch.Generator().manual_seed(seed)
+    batches = [  # each pair once per epoch
+        batch
+        for _ in range(settings.epochs)
+        for batch in torch.split(torch.randperm(len(comparisons), generator=order), BATCH_SIZE)
+    ]
     falling = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / len(batches))
     for batch in batches:
         margins = (inputs[better[batch]] - inputs[worse[batch]]) @ weight.T
@@ -262,17 +267,6 @@ def head_losses(margins: Any, signs: Any) -> Any:
 
     known = signs.abs()
     return (softplus(-signs * margins) * known).sum(0) / known.sum(0).clamp(min=1)
-
-
-def _batches(n: int, settings: RewardModelSettings, seed: int) -> Iterator[Any]:
-    """Yields the indices of the pairs of each step, each pair once per epoch."""
-    import torch
-
-    order = torch.Generator().manual_seed(seed)
-    for _ in range(settings.epochs):
-        shuffled = torch.randperm(n, generator=order)
-        for start in range(0, n, BATCH_SIZE):
-            yield shuffled[start : start + BATCH_SIZE]
 
 
 def _mean_and_sd(values: Array) -> tuple[Array, Array]:
