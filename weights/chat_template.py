@@ -1,9 +1,7 @@
 """Converts messages to the text and the tokens that a model was trained to continue."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import date
-from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -38,13 +36,17 @@ def rendered(
         ConfigError: If jinja2 is missing, or the template rejects the messages.
     """
     from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 
     turns = [{"role": m.role, "content": m.content} for m in messages]
     try:
-        text = str(
-            _compiled(template).render(
-                special_tokens, messages=turns, add_generation_prompt=True, **TEMPLATE_VALUES
-            )
+        # transformers' public functions do not let a caller fix the date.
+        text = _compile_jinja_template(template).render(
+            special_tokens,
+            messages=turns,
+            add_generation_prompt=True,
+            strftime_now=TODAY.strftime,
+            **TEMPLATE_VALUES,
         )
     except TemplateError as error:
         raise ConfigError(f"the model's chat template rejects the messages: {error}") from error
@@ -87,33 +89,3 @@ def target_ids(
 
 def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"])
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    """Returns a template with the options and functions that transformers gives it."""
-    from jinja2 import TemplateError
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's text for a training; prints it unchanged."""
-
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def tojson(value: Any, **options: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False} | options)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": TODAY.strftime}
-    return environment.from_string(template)

@@ -25,6 +25,7 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
     from transformers.integrations import sdpa_attention
     from transformers.masking_utils import AttentionMaskInterface
+    from transformers.utils import chat_template_utils
     from trl import DPOTrainer
 
     loss = "self model inputs return_outputs num_items_in_batch"
@@ -37,6 +38,8 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
         (Trainer, "_get_train_sampler", "self train_dataset"),
         (Trainer, "_track_num_input_tokens", "self inputs"),
         (Trainer, "compute_loss", loss),
+        # weights/chat_template.py
+        (chat_template_utils, "_compile_jinja_template", "chat_template"),
         # weights/tree_attention.py
         (
             sdpa_attention,
