@@ -5,6 +5,7 @@ unnoticed. So both files are read back, and their change of the logits is compar
 by training.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from base.errors import ConfigError, StorageError
 from base.text import Log
 from storage.file_seal import seal_file
 from training.arguments import silence_libraries
-from training.training_run import log_line
 from weights.chat_template import prompt_ids
 from weights.gguf import Precision, export_gguf
 from weights.policy_files import (
@@ -42,6 +42,7 @@ _QUESTIONS = (
     "Are both rivers in the same country?",
 )
 _POSITIONS = 24
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class ExportReport:
 def export_policy(
     model_folder: str,
     precision: Precision = "f16",
-    log: Log = log_line,
+    log: Log = _log.info,
 ) -> ExportReport:
     """Adds merged safetensors (fp16, with tokenizer) and `policy.gguf` to a folder; checks both.
 
@@ -132,7 +133,9 @@ def export_policy(
     model, tokenizer = load_policy(files)
     change = logits(model, prompts) - start
     trained_change = float(np.abs(change).mean())
-    _write_merged(model, tokenizer, target)
+    tokenizer.save_pretrained(str(target))
+    model.half().save_pretrained(str(target))  # for vLLM and transformers
+    model.float()
     written = {"safetensors": target}
     if left_out is None:
         _write_gguf(model, files.base, target, precision)
@@ -186,15 +189,6 @@ def survival(trained_change: np.ndarray, exported_change: np.ndarray) -> tuple[f
         return 0.0, 1.0
     cosine = float(trained @ exported) / (norm * float(np.linalg.norm(exported)))
     return cosine, float(np.linalg.norm(exported - trained)) / norm
-
-
-def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
-    """Writes `model.safetensors`, configuration and tokenizer, for vLLM and transformers."""
-    import torch
-
-    tokenizer.save_pretrained(str(target))
-    model.to(torch.float16).save_pretrained(str(target))
-    model.to(torch.float32)
 
 
 def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> None:

@@ -38,20 +38,15 @@ class ExampleOrder:
     def __iter__(self) -> Iterator[int]:
         rng = random.Random(f"{self.arguments.seed}:{self.epoch}")
         if self.states is None:
-            yield from self._by_length(rng.getrandbits(63))
+            import torch
+            from transformers.trainer_pt_utils import get_length_grouped_indices
+
+            batch = self.arguments.train_batch_size * self.arguments.gradient_accumulation_steps
+            generator = torch.Generator().manual_seed(rng.getrandbits(63))
+            yield from get_length_grouped_indices(self.lengths, batch, generator=generator)
             return
         groups: dict[Hashable, list[int]] = {}
         for index, state in enumerate(self.states):
             groups.setdefault(state, []).append(index)
         for group in rng.sample(list(groups.values()), len(groups)):
             yield from rng.sample(group, len(group))
-
-    def _by_length(self, seed: int) -> list[int]:
-        import torch
-        from transformers.trainer_pt_utils import get_length_grouped_indices
-
-        batch_size = self.arguments.train_batch_size * self.arguments.gradient_accumulation_steps
-        indices: list[int] = get_length_grouped_indices(
-            self.lengths, batch_size, generator=torch.Generator().manual_seed(seed)
-        )
-        return indices

@@ -40,11 +40,6 @@ from weights.policy_files import (
 )
 
 
-def log_line(line: str) -> None:
-    """Logs a line; the default if no callback is given."""
-    logging.getLogger("training").info(line)
-
-
 @dataclass(frozen=True)
 class TrainingReport:
     """Result of a training.
@@ -89,7 +84,7 @@ class TrainingRun:
         seed: Random seed of initialisation and order.
         resume: Whether to fail if the target has another training's checkpoints. If False, they
             are replaced. This training's own checkpoints are resumed in both cases.
-        log: Callback for progress messages.
+        log: Callback for progress messages; defaults to the log.
         data: Origin of the examples, as JSON; written to `training.json`.
     """
 
@@ -99,7 +94,7 @@ class TrainingRun:
     target: Path
     seed: int
     resume: bool = False
-    log: Log = log_line
+    log: Log = logging.getLogger(__name__).info
     data: Mapping[str, Any] | None = None
 
     def load_start(self) -> tuple[Any, Any]:
@@ -156,7 +151,7 @@ class TrainingRun:
         trainer: Any,
         examples: Sequence[Sized],
         given: int,
-        scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
+        scored: Callable[[], HoldoutScore | None] = lambda: None,
     ) -> TrainingReport:
         """Runs `trainer` and writes the result, or returns that of the same finished training.
 
@@ -181,16 +176,19 @@ class TrainingRun:
         began = time.monotonic()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.monotonic() - began
-        holdout = scored(trainer)
+        holdout = scored()
         if holdout:
             self.log(f"{self.kind}: {holdout}")
         base, chain = self._write(trainer.model)
         lines = read_metrics(self.target)
-        outcome_rl = self.kind == "grpo"
+        trained, dropped = len(examples), given - len(examples)
+        if self.kind == "grpo":
+            trained = int(sum(line.get("rollouts", 0) for line in lines))
+            dropped = int(sum(line.get("too_long", 0) for line in lines))
         report = TrainingReport(
             kind=self.kind,
-            examples=_sum(lines, "rollouts") if outcome_rl else len(examples),
-            dropped=_sum(lines, "too_long") if outcome_rl else given - len(examples),
+            examples=trained,
+            dropped=dropped,
             steps=trainer.state.global_step,
             seconds=round(max(seconds, lines[-1].get("seconds", 0.0) if lines else 0.0), 1),
             movement=movement_of(self.target),
@@ -270,10 +268,6 @@ class TrainingRun:
         }
         canonical = json.dumps(parts, sort_keys=True).encode()
         return hashlib.blake2b(canonical, digest_size=16).hexdigest()
-
-
-def _sum(lines: Sequence[Mapping[str, Any]], name: str) -> int:
-    return int(sum(line.get(name, 0) for line in lines))
 
 
 def _finished_training(target: Path, fingerprint: str) -> TrainingReport | None:

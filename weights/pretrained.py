@@ -42,14 +42,11 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
     except (MemoryError, ConfigError):
         raise
     except Exception as error:  # untrusted bytes make parsers raise any error
+        first_line = str(error).strip().partition("\n")[0][:300]
         raise ConfigError(
-            f"{source}: cannot be loaded ({type(error).__name__}: {_first_line(error)}). Restore "
-            "it from its source"
+            f"{source}: cannot be loaded ({type(error).__name__}: {first_line}). Restore it from "
+            "its source"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")[:300]
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,6 @@ from training.packing import StepTokens
 from training.settings import GrpoSettings
 
 Estimator = Literal["k1", "k2", "k3"]
-Scale = Literal["std", "none"]
 
 EPSILON = 1e-4
 """Term added to the standard deviation of a group (TRL's value)."""
@@ -86,7 +85,9 @@ def has_spread(rewards: Sequence[float]) -> bool:
     return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
-def group_advantages(rewards: Sequence[float], scale: Scale = "std") -> list[float]:
+def group_advantages(
+    rewards: Sequence[float], scale: Literal["std", "none"] = "std"
+) -> list[float]:
     """Returns (r − mean) / (std + ε) for each rollout of a group (GRPO; DeepSeekMath, section 4.1).
 
     Args:

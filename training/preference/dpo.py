@@ -19,7 +19,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,13 +26,7 @@ from base.errors import ConfigError
 from storage.cache import cache_section, get_or_build
 from storage.records import Pair
 from training.packing import StepTokens, step_logps
-from training.preference.pairs import (
-    HoldoutScore,
-    PreferenceTokens,
-    score,
-    split_holdout,
-    tokenise_pairs,
-)
+from training.preference.pairs import HoldoutScore, score, split_holdout, tokenise_pairs
 from training.training_run import TrainingReport, TrainingRun
 from weights.policy_files import policy_digest, policy_files
 
@@ -82,22 +75,18 @@ def train_dpo(
 
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
     step_by_step = training.lora and not training.packed and training.dpo.reference == "start"
-    rows = _rows(out if step_by_step else [*trained, *out])
+    rows = [row for pair in (out if step_by_step else fitting) for row in pair.rows]
     start = policy_digest(policy_files(run.start), "f32")
     precision = trainer.accelerator.mixed_precision
     reference = reference_logps(rows, f"{start} {precision}", compute, run.log) if rows else {}
     if not step_by_step:
         trainer.use_start_logps(reference)
 
-    def scored(trainer: Any) -> HoldoutScore | None:
-        policy = step_logps(trainer, _rows(out))
+    def scored() -> HoldoutScore | None:
+        policy = step_logps(trainer, [row for pair in out for row in pair.rows])
         return score(out, policy, reference, training.dpo.beta) if out else None
 
     return run.train(trainer, trained, len(pairs) - len(out), scored)
-
-
-def _rows(pairs: Sequence[PreferenceTokens]) -> list[StepTokens]:
-    return [row for pair in pairs for row in pair.rows]
 
 
 def reference_logps(
