@@ -138,7 +138,7 @@ def _tell(context: StageContext, report: RewardModelReport, target: Path) -> Non
     validation = "no validation pairs" if loss is None else f"validation loss {loss:.3f}"
     context.log(
         f"wrote {target}: {report.trained} pairs of {report.questions} questions, "
-        f"{report.kept} of {report.validation_questions} kept for validation, {validation}"
+        f"{report.validation} of {report.validation_questions} kept for validation, {validation}"
     )
 
 

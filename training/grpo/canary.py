@@ -80,13 +80,11 @@ class Canary:
         Raises:
             TrainingError: If the engine serves other weights.
         """
-        completions = await asyncio.gather(
-            *(
-                engine.sample(SampleRequest(prompt, _SAMPLING, identity, tokens=True))
-                for n, prompt in enumerate(self.prompts)
-                for identity in [CallIdentity("policy", "canary", str(n))]
-            )
-        )
+        requests = [
+            SampleRequest(prompt, _SAMPLING, CallIdentity("policy", "canary", str(n)), tokens=True)
+            for n, prompt in enumerate(self.prompts)
+        ]
+        completions = await asyncio.gather(*map(engine.sample, requests))
         engine_logps = [list(completion.logprobs or ()) for completion in completions]
         trainer_logps = [_logps(model, completion) for completion in completions]
         if list(map(len, engine_logps)) != list(map(len, trainer_logps)):
@@ -139,8 +137,8 @@ def _logps(model: Any, completion: Completion) -> list[float]:
     return list(of_sampled.tolist())
 
 
-def _distance(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    pairs = list(zip(chain(*one), chain(*other), strict=True))
+def _distance(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    pairs = list(zip(chain(*first), chain(*second), strict=True))
     return sqrt(sum((a - b) ** 2 for a, b in pairs) / len(pairs))
 
 

@@ -86,18 +86,18 @@ def measure(
     heads: Heads,
     steps: Steps,
     trained: Sequence[SiblingComparison],
-    kept: Sequence[SiblingComparison],
+    validation: Sequence[SiblingComparison],
     settings: RewardModelSettings,
 ) -> ModelMetrics:
     """Measures trained heads on the validation comparisons."""
-    taught, validated = orders(trained, settings), orders(kept, settings)
-    longer = _longer(steps, trained), _longer(steps, kept)
-    better, worse = places(kept)
+    taught, validated = orders(trained, settings), orders(validation, settings)
+    longer = _longer(steps, trained), _longer(steps, validation)
+    better, worse = places(validation)
     outputs = heads.outputs(steps.vectors)
     margins = outputs[better] - outputs[worse]
-    scales = [steps.weights[comparison.t] for comparison in kept]
+    scales = [steps.weights[comparison.t] for comparison in validation]
     scores = [heads.scores(steps.vectors[side], scales) for side in (better, worse)]
-    score = _measured(SCORE, scores[0] - scores[1], (_totals(trained), _totals(kept)), longer)
+    score = _measured(SCORE, scores[0] - scores[1], (_totals(trained), _totals(validation)), longer)
     return ModelMetrics(
         heads=tuple(
             _measured(name, margins[:, k], (taught[:, k], validated[:, k]), longer)

@@ -78,14 +78,14 @@ class RewardModelReport:
     """Result of a training.
 
     Attributes:
-        trained, kept: Number of training and of validation pairs.
+        trained, validation: Number of training and of validation pairs.
         dropped: Number of pairs with a step that was too long.
         seconds: Seconds of training the heads, without encoding.
     """
 
     metrics: ModelMetrics
     trained: int
-    kept: int
+    validation: int
     dropped: int
     questions: int
     validation_questions: int
@@ -93,7 +93,7 @@ class RewardModelReport:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of `metrics.json`."""
-        pairs = {"trained": self.trained, "validation": self.kept, "dropped": self.dropped}
+        pairs = {"trained": self.trained, "validation": self.validation, "dropped": self.dropped}
         questions = {"trained": self.questions, "validation": self.validation_questions}
         return {"pairs": pairs, "questions": questions, **self.metrics.as_json()}
 
@@ -127,7 +127,7 @@ def train_reward_model(
         StorageError: If the cache or the target cannot be written.
     """
     fitting, vectors = _embedded(material, settings, max_dropped_share, encoder, log)
-    trained, kept = split_questions(fitting, settings.validation, settings.split_seed)
+    trained, validation = split_questions(fitting, settings.validation, settings.split_seed)
     if not trained:
         raise NothingToLearn(
             f"no pair is left to train a reward model on, of {len(material.comparisons)}: lower "
@@ -137,12 +137,12 @@ def train_reward_model(
     heads = fit_heads(vectors, trained, settings, seed)
     seconds = time.monotonic() - began
     report = RewardModelReport(
-        metrics=measure(heads, _steps(material, vectors), trained, kept, settings),
+        metrics=measure(heads, _steps(material, vectors), trained, validation, settings),
         trained=len(trained),
-        kept=len(kept),
+        validation=len(validation),
         dropped=len(material.comparisons) - len(fitting),
         questions=len({c.question_id for c in trained}),
-        validation_questions=len({c.question_id for c in kept}),
+        validation_questions=len({c.question_id for c in validation}),
         seconds=round(seconds, 2),
     )
     record = {
