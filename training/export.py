@@ -95,9 +95,7 @@ class ExportReport:
 
 
 def export_policy(
-    model_folder: str,
-    precision: Precision = "f16",
-    log: Log = _log.info,
+    model_folder: str, precision: Precision = "f16", log: Log = _log.info
 ) -> ExportReport:
     """Adds merged safetensors (fp16, with tokenizer) and `policy.gguf` to a folder; checks both.
 
