@@ -40,7 +40,7 @@ from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.policy_shift import PolicyShift, movement_of
+from training.curves import PolicyShift, movement_of
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _exported(context: StageContext, diagnosis: Diagnosis, model: Path) -> Findi
     except StorageError as error:
         return Finding("export", "the trained change is lost", "bad", str(error))
     diagnosis.export = report.totals()
-    return of_export({file.form: file.kept.correlation for file in report.exported})
+    return of_export({file.form: file.correlation for file in report.exported})
 
 
 def markdown(diagnosis: Diagnosis) -> str:

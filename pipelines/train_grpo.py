@@ -56,8 +56,8 @@ from training.arguments import check_has_lora
 from training.grpo.canary import Canary, tolerance_for
 from training.grpo.rollouts import RolloutSource
 from training.grpo.train import train_grpo as train
-from training.report import TrainingReport
 from training.settings import GrpoSettings
+from training.training_run import TrainingReport
 from weights.model_folders import file_hash
 from weights.policy_files import policy_files, tokenizer_of
 

@@ -69,7 +69,7 @@ def train_rm(context: StageContext, name: ModelName = KIND) -> StageResult:
     validation = "no validation pairs" if loss is None else f"validation loss {loss:.3f}"
     context.log(
         f"wrote {target}: {report.trained} pairs of {report.questions} questions, "
-        f"{report.kept} of {report.validation_questions} kept for validation, {validation}"
+        f"{report.validation} of {report.validation_questions} kept for validation, {validation}"
     )
     return StageResult({"model": str(target), **report.as_json()})
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from analysis.diagnosis import PairFigures, TreeFigures
 from analysis.survival import Bounds, SurvivalRow
-from training.policy_shift import PolicyShift
+from training.curves import PolicyShift
 
 Rating = Literal["good", "watch", "bad", "–"]
 

@@ -22,7 +22,7 @@ from engines.sampling import (
 from engines.settings import ModelSettings
 from storage.records import Message
 from weights.chat_template import prompt_ids, target_ids
-from weights.policy_files import load_tokenizer, packaged_gguf
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 REQUEST = SampleRequest(
     (Message("system", "Answer."), Message("user", "Capital of France?")),
@@ -129,7 +129,7 @@ async def test_an_engine_logs_the_basis_of_its_counts_once() -> None:
 
 
 def tokenizer() -> Any:
-    return load_tokenizer(packaged_gguf())
+    return tokenizer_of(packaged_gguf())
 
 
 TEXTS = st.text(max_size=200) | st.text("<|im_start>{}\"'\\ \n\t\0aé漢😀", max_size=200)

@@ -32,7 +32,7 @@ from storage.manifest import add_parts, load_manifest, remove_parts
 from storage.parts import read_parts, write_part
 from storage.records import FreshRollouts, Pair, Rollout, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
-from training.policy_shift import PolicyShift, movement_of
+from training.curves import PolicyShift, movement_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -30,7 +30,7 @@ from training.examples import StepExample, tokenise
 from training.warm_start.traces import Traces, build_traces
 from training.warm_start.walks import USELESS
 from weights.chat_template import prompt_ids
-from weights.policy_files import load_tokenizer, packaged_gguf
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TOP_K, REFERENCES = 2, 5
@@ -49,7 +49,7 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return load_tokenizer(packaged_gguf())
+    return tokenizer_of(packaged_gguf())
 
 
 def protocol(name: str, **settings: Any) -> AgentProtocol:
