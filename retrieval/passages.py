@@ -61,8 +61,7 @@ def top_k_rows(scores: Scores, top_k: int) -> PassageNumbers:
         cut = np.partition(scores[rows], len(rows) - top_k)[len(rows) - top_k]
         rows = rows[scores[rows] >= cut]
     order = np.argsort(-scores[rows], kind="stable")
-    best: PassageNumbers = rows[order[:top_k]]
-    return best
+    return np.asarray(rows[order[:top_k]])
 
 
 def retrieved(

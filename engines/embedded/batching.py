@@ -89,6 +89,7 @@ class BatchingThread:
         self._thread.join()
 
     def _run(self) -> None:
+        failure: EndpointError | None = None
         try:
             while self._admit():
                 for generation in [g for g in self._running if g.output.cancelled()]:
@@ -97,11 +98,9 @@ class BatchingThread:
                     self._pipeline.step()
                 self._hand_out()
         except Exception as error:
-            failed = EndpointError(f"OpenVINO failed while generating: {error}", fatal=True)
-            failed.__cause__ = error
-            self._end(failed)
-            return
-        self._end(None)
+            failure = EndpointError(f"OpenVINO failed while generating: {error}", fatal=True)
+            failure.__cause__ = error
+        self._end(failure)
 
     def _admit(self) -> bool:
         """Fills the batch; sleeps while it is empty. Returns False if the thread must end."""

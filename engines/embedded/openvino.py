@@ -169,9 +169,8 @@ class OpenVINOEngine:
         text = replace_surrogates(text)
         if self._nfc:  # OpenVINO's tokenizer does not normalize
             text = unicodedata.normalize(NFC, text)
-        encoded = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0]
-        ids: list[int] = encoded.tolist()
-        return ids
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return list(encoded.input_ids.data[0].tolist())
 
     def _decoded(self, output: Any) -> tuple[Any, str]:
         """Returns an output with its text.

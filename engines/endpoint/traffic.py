@@ -128,9 +128,7 @@ class RequestScheduler:
             call.order = next(self._orders)
         # Jitter spreads the retries of calls that a server rejected together. It is not needed if
         # the server sent Retry-After, because `_hold` delays all calls then.
-        pause_s = 0.0
-        if not fault.retry_after_s:
-            pause_s = self._retry.jitter_s(call.faults, self._jitter)
+        pause_s = 0.0 if fault.retry_after_s else self._retry.jitter_s(call.faults, self._jitter)
         if fault.kind != "trouble":
             return pause_s
         call.failures += 1

@@ -53,13 +53,11 @@ class Heads:
 
     def outputs(self, vectors: Array) -> Array:
         """Returns f_k(x) of each vector: (n, K)."""
-        outputs: Array = np.matmul((vectors - self.mean) / self.sd, self.weight.T)
-        return outputs
+        return np.asarray(np.matmul((vectors - self.mean) / self.sd, self.weight.T))
 
     def standardised(self, vectors: Array) -> Array:
         """Returns the outputs with mean 0 and deviation 1 over the training steps: (n, K)."""
-        outputs: Array = (self.outputs(vectors) - self.output_mean) / self.output_sd
-        return outputs
+        return np.asarray((self.outputs(vectors) - self.output_mean) / self.output_sd)
 
     def scores(self, vectors: Array, weights: Sequence[Weights]) -> Array:
         """Returns Σ_k w_k · head k of each vector: (n,).
