@@ -146,6 +146,7 @@ def test_a_diverged_training_is_an_error_without_a_model(
     assert all(math.isfinite(line["loss"]) for line in read_metrics(tmp_path))
 
 
+@pytest.mark.long
 def test_an_unpacked_resume_within_the_second_epoch_gives_the_uninterrupted_curve(
     base: str, tmp_path: Path
 ) -> None:
@@ -359,6 +360,7 @@ def test_an_export_keeps_the_trained_change(gguf: str, tmp_path: Path) -> None:
     assert ensure_gguf(policy_files(str(trained)), "f16") == trained / "policy.gguf"
 
 
+@pytest.mark.long
 def test_the_gguf_of_a_fully_trained_policy_keeps_the_trained_change(
     gguf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
