@@ -146,12 +146,14 @@ def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
 
 def test_gold_is_found_through_merged_ids_and_titles(tmp_path: Path) -> None:
     base = {"question": "Who?", "answers": ["Ada"]}
+    kept = {"title": "Omega", "text": "o"}
     questions = write(
         tmp_path / "q.jsonl",
         [
             {**base, "id": "by-id", "supporting_ids": ["copy"]},
             {**base, "id": "by-title", "supporting_titles": ["Alpha"]},
             {**base, "id": "lost", "supporting_titles": ["Alpha", "Omega"]},
+            {**base, "id": "gone", "paragraphs": [{**kept, "id": "g", "is_supporting": True}]},
         ],
     )
     corpus = write(
@@ -163,9 +165,9 @@ def test_gold_is_found_through_merged_ids_and_titles(tmp_path: Path) -> None:
     )
     data = load(questions, split=None, corpus=corpus)
     found = {question.id: question.supporting_ids for question in data.questions}
-    assert found == {"by-id": ("kept",), "by-title": ("kept",), "lost": ("kept",)}
-    assert data.notes["warning: questions that cite passages not in the corpus"] == 1
-    assert data.notes["warning: cited passages not in the corpus"] == 1
+    assert found == {"by-id": ("kept",), "by-title": ("kept",), "lost": ("kept",), "gone": ()}
+    assert data.notes["warning: questions that cite passages not in the corpus"] == 2
+    assert data.notes["warning: cited passages not in the corpus"] == 2
 
 
 def test_paragraphs_have_the_ids_of_the_passages_that_were_kept(tmp_path: Path) -> None:
@@ -203,32 +205,6 @@ def test_titles_of_cut_documents_and_stale_ids_are_warnings(tmp_path: Path) -> N
     assert data.incomplete == {("jsonl", "stale")}
 
 
-def test_gold_is_distinguished_from_passages_of_the_same_title(tmp_path: Path) -> None:
-    row = {
-        "id": "2hop__1_2",
-        "question": "Who?",
-        "answer": "Ada",
-        "question_decomposition": [],
-        "paragraphs": [
-            {"title": "Same", "paragraph_text": "Ada, of no use here."},
-            {"title": "Same", "paragraph_text": "The bridge.", "is_supporting": True},
-        ],
-    }
-    path = write(tmp_path / "m.jsonl", [row])
-    data = load(path, source="musique", split=None)
-    by_id = {passage.id: passage.text for passage in data.passages}
-    assert [by_id[name] for name in data.questions[0].supporting_ids] == ["The bridge."]
-
-
-def test_cited_passages_missing_from_the_corpus_are_counted_as_a_warning(tmp_path: Path) -> None:
-    paragraphs = [{"id": "gone", "title": "T", "text": "t", "is_supporting": True}]
-    row = {"id": "x", "question": "Who?", "answers": ["Ada"], "paragraphs": paragraphs}
-    corpus = write(tmp_path / "c.jsonl", [{"id": "other", "title": "U", "text": "u"}])
-    data = load(write(tmp_path / "q.jsonl", [row]), split=None, corpus=corpus)
-    assert data.questions[0].supporting_ids == ()
-    assert data.notes["warning: questions that cite passages not in the corpus"] == 1
-
-
 def test_titles_that_do_not_match_are_listed_with_three_examples(tmp_path: Path) -> None:
     titles = ["Miss 1", "Miss 2", "Miss\x1b 3", "Miss 4", "ADA_LOVELACE"]
     asked = [
@@ -247,14 +223,6 @@ def test_titles_that_do_not_match_are_listed_with_three_examples(tmp_path: Path)
     assert '; the corpus has titles such as "Ada Lovelace" and ids such as ' in missing
     assert missing.endswith('"docs/Ada_Lovelace.txt"')
     assert any(line.endswith(': 1, such as "ADA_LOVELACE"') for line in lines)
-
-
-def test_the_embedded_source_needs_no_file() -> None:
-    data = load_data(DataSettings(limit=5, cities=500), 0)
-    assert len(data.questions) == 5
-    assert {question.split for question in data.questions} == {"train"}
-    known = {passage.id for passage in data.passages}
-    assert all(known.issuperset(question.supporting_ids) for question in data.questions)
 
 
 def test_faults_of_all_sets_are_reported_together(tmp_path: Path) -> None:
@@ -312,11 +280,14 @@ def test_the_real_mix_has_gold_for_every_question() -> None:
 
 def test_a_limit_counts_only_the_questions_that_fit() -> None:
     settings = DataSettings(limit=30, cities=500)
-    everything = load_data(settings, 0).questions
+    data = load_data(settings, 0)
+    known = {passage.id for passage in data.passages}
+    assert all(known.issuperset(question.supporting_ids) for question in data.questions)
+    assert {question.split for question in data.questions} == {"train"}
     answerable = load_data(settings, 0, unfit=unanswerable)
     assert len(answerable.questions) == 30
     assert all(question.answerable for question in answerable.questions)
-    kept = [question.id for question in everything if question.answerable]
+    kept = [question.id for question in data.questions if question.answerable]
     assert len(kept) < 30
     assert set(kept) < {question.id for question in answerable.questions}
 

@@ -60,14 +60,11 @@ def test_our_own_format(tmp_path: Path) -> None:
     assert question.source == "jsonl" and question.licence is None
 
 
-def test_a_line_without_a_licence_gets_that_of_its_source(tmp_path: Path) -> None:
+def test_the_licence_is_that_of_the_line_or_else_of_its_source(tmp_path: Path) -> None:
     question = only("musique", write(tmp_path / "q.jsonl", OURS))
     assert (question.source, question.licence) == ("musique", LICENCES["musique"])
-
-
-def test_the_licence_of_a_line_overrides_that_of_its_source(tmp_path: Path) -> None:
-    question = only("musique", write(tmp_path / "q.jsonl", {**OURS, "licence": "CC0"}))
-    assert question.licence == "CC0"
+    licensed = {**OURS, "licence": "CC0"}
+    assert only("musique", write(tmp_path / "q.jsonl", licensed)).licence == "CC0"
 
 
 def test_hotpotqa_format(tmp_path: Path) -> None:
