@@ -39,25 +39,11 @@ def tree() -> list[TreeNode]:
     return [
         node(0, -1, 0, "", "", visits=6),
         node(
-            1,
-            0,
-            1,
-            "query",
-            "a",
-            visits=4,
-            rollouts=(rollout("France", 3, same),),
-            judge_score=0.8,
+            1, 0, 1, "query", "a", visits=4, rollouts=(rollout("France", 3, same),), judge_score=0.8
         ),
         node(2, 0, 1, "answer", "Spain", visits=2),
         node(
-            3,
-            1,
-            2,
-            "evidence",
-            "b",
-            visits=2,
-            rollouts=(rollout(None, 3, "x"),),
-            judge_score=0.5,
+            3, 1, 2, "evidence", "b", visits=2, rollouts=(rollout(None, 3, "x"),), judge_score=0.5
         ),
         node(4, 1, 2, "evidence", "c", rollouts=(rollout("Spain", 4, "y"),)),
         node(5, 3, 3, "answer", "France"),
