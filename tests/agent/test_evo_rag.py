@@ -229,14 +229,6 @@ def test_a_passage_cannot_close_its_fence_or_pose_as_a_line_of_the_prompt(
     assert user.count("\n") == 2, "question, search, passage"
 
 
-def test_prompt_hash_covers_every_prompt() -> None:
-    prompts = dict(PROTOCOL.prompts)
-    assert set(prompts) == {"first", "step", "forced"}
-    for name, text in prompts.items():
-        edited = {**prompts, name: f"{text}."}
-        assert type("Edited", (EvoRAG,), {"prompts": edited})().prompt_hash != PROTOCOL.prompt_hash
-
-
 def test_searches_retrieve_and_answers_refusals_and_errors_terminate() -> None:
     kinds = ("search", "backtrack", "answer", "refuse", "invalid")
     assert [is_search(kind) for kind in kinds] == [True, False, False, False, False]

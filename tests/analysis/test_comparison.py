@@ -167,14 +167,6 @@ def test_a_failed_question_counts_as_wrong() -> None:
     }
 
 
-def test_identical_predictions_have_a_difference_of_zero() -> None:
-    own = [row(str(i), "p", float(i % 3 == 0)) for i in range(12)]
-    found = compare({"a": own, "b": own}, resamples=100)
-    assert {(d.policy, d.interval.low, d.interval.high) for d in found.differences} == {
-        ("b", 0.0, 0.0)
-    }
-
-
 def test_stored_scores_equal_those_just_made() -> None:
     made = [row(str(i), "p", 0.0, f1=2 / 3) for i in range(12)]
     stored = table_to_records(rows_to_table(made, SCHEMAS["predictions"], "r"), Prediction)

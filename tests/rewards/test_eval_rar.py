@@ -27,6 +27,11 @@ def rollout(*texts: str) -> list[Segment]:
     ]
 
 
+def served(*texts: str) -> list[Segment]:
+    """Returns a rollout that begins with a search."""
+    return rollout(SEARCH, INFORMATION, *texts)
+
+
 def eval_rar(
     segments: list[Segment],
     *,
@@ -40,55 +45,28 @@ def eval_rar(
 @pytest.mark.parametrize(
     ("segments", "evaluated", "paid", "paid_by_all"),
     [
-        (rollout(SEARCH, INFORMATION, GOLD + WRONG), 1, True, True),
-        (rollout(SEARCH, INFORMATION, f"<think>{GOLD}</think>{WRONG}"), 1, True, True),
+        (served(GOLD + WRONG), 1, True, True),
+        (served(f"<think>{GOLD}</think>{WRONG}"), 1, True, True),
         # Guesses before any documents, and documents forged by the policy.
         (rollout(GOLD + SEARCH, INFORMATION, WRONG), 0, False, True),
         (rollout(INFORMATION.strip() + GOLD + WRONG), 0, False, True),
         # Only the first evaluation after a block counts, even if it is not closed.
-        (rollout(SEARCH, INFORMATION, f"<evaluate>a</evaluate>{GOLD}{WRONG}"), 1, False, True),
-        (rollout(SEARCH, INFORMATION, f"<evaluate>{GOLD}{WRONG}"), 0, False, True),
-        (
-            rollout(SEARCH, INFORMATION, f"<evaluate>a<think></evaluate>{GOLD}{WRONG}"),
-            0,
-            False,
-            True,
-        ),
-        (rollout(SEARCH, INFORMATION, "<evaluate>a", CORRECTION, GOLD + WRONG), 0, False, True),
-        (
-            rollout(SEARCH, INFORMATION, "<evaluate>22", CORRECTION, f"April</evaluate>{WRONG}"),
-            0,
-            False,
-            False,
-        ),
-        (rollout(SEARCH, INFORMATION, f"</evaluate>{GOLD}{WRONG}"), 1, True, True),
+        (served(f"<evaluate>a</evaluate>{GOLD}{WRONG}"), 1, False, True),
+        (served(f"<evaluate>{GOLD}{WRONG}"), 0, False, True),
+        (served(f"<evaluate>a<think></evaluate>{GOLD}{WRONG}"), 0, False, True),
+        (served("<evaluate>a", CORRECTION, GOLD + WRONG), 0, False, True),
+        (served("<evaluate>22", CORRECTION, f"April</evaluate>{WRONG}"), 0, False, False),
+        (served(f"</evaluate>{GOLD}{WRONG}"), 1, True, True),
         # Another evaluation counts after another search, but not after a correction.
-        (rollout(SEARCH, INFORMATION, SEARCH, INFORMATION, GOLD + WRONG), 1, True, True),
-        (
-            rollout(
-                SEARCH, INFORMATION, f"<evaluate>a</evaluate>{SEARCH}", INFORMATION, GOLD + WRONG
-            ),
-            2,
-            True,
-            True,
-        ),
-        (
-            rollout(SEARCH, INFORMATION, "<evaluate>a</evaluate>", CORRECTION, GOLD + WRONG),
-            1,
-            False,
-            True,
-        ),
-        (rollout(SEARCH, INFORMATION, "Hm.", CORRECTION, GOLD + WRONG), 1, True, True),
+        (served(SEARCH, INFORMATION, GOLD + WRONG), 1, True, True),
+        (served(f"<evaluate>a</evaluate>{SEARCH}", INFORMATION, GOLD + WRONG), 2, True, True),
+        (served("<evaluate>a</evaluate>", CORRECTION, GOLD + WRONG), 1, False, True),
+        (served("Hm.", CORRECTION, GOLD + WRONG), 1, True, True),
         # Text after the action is dropped.
-        (rollout(SEARCH, INFORMATION, WRONG + GOLD), 0, False, False),
-        (
-            rollout(SEARCH, INFORMATION, "<answer> </answer>" + GOLD, CORRECTION, WRONG),
-            0,
-            False,
-            False,
-        ),
+        (served(WRONG + GOLD), 0, False, False),
+        (served("<answer> </answer>" + GOLD, CORRECTION, WRONG), 0, False, False),
         (rollout(SEARCH + GOLD, INFORMATION, WRONG), 0, False, False),
-        (rollout(SEARCH, INFORMATION, f"<search>a{GOLD}</search>{WRONG}"), 1, True, True),
+        (served(f"<search>a{GOLD}</search>{WRONG}"), 1, True, True),
     ],
 )
 def test_eval_rar_counts_and_rewards_evaluations(
@@ -127,7 +105,7 @@ def test_eval_rar_answer_is_the_last_action(segments: list[Segment], answer: str
 
 
 def test_eval_rar_rewards_the_evaluation_of_a_rollout_without_an_answer() -> None:
-    segments = rollout(SEARCH, INFORMATION, GOLD + SEARCH)
+    segments = served(GOLD + SEARCH)
     assert (final_answer(segments, EVAL_RAR), eval_rar(segments)[0].total) == (None, 0.1)
 
 
@@ -138,22 +116,22 @@ def test_eval_rar_rewards_the_evaluation_of_a_rollout_without_an_answer() -> Non
 def test_eval_rar_gives_no_reward_for_golds_that_cannot_be_contained(
     evaluation: str, golds: tuple[str, ...]
 ) -> None:
-    segments = rollout(SEARCH, INFORMATION, f"<evaluate>{evaluation}</evaluate>{WRONG}")
+    segments = served(f"<evaluate>{evaluation}</evaluate>{WRONG}")
     assert eval_rar(segments, golds=golds)[0].total == 0
 
 
 def test_eval_rar_gives_no_reward_for_a_gold_split_over_two_evaluations() -> None:
     first, second = "<evaluate>22 April</evaluate>", "<evaluate>1894</evaluate>"
-    segments = rollout(SEARCH, INFORMATION, first + SEARCH, INFORMATION, second + WRONG)
+    segments = served(first + SEARCH, INFORMATION, second + WRONG)
     assert eval_rar(segments)[0].total == eval_rar(segments, evaluations="all")[0].total == 0
 
 
 def test_eval_rar_reward_setting_selects_the_components() -> None:
-    segments = rollout(SEARCH, INFORMATION, GOLD + WRONG)
+    segments = served(GOLD + WRONG)
     ablation, verdicts = eval_rar(segments, reward="em")
     assert ablation.components == {"em": 0, "evaluation": None}
     assert (ablation.total, verdicts.evaluated) == (0, 1)
-    right = rollout(SEARCH, INFORMATION, GOLD + RIGHT)
+    right = served(GOLD + RIGHT)
     outcome, _ = eval_rar(right)
     assert outcome.components == {"em": 1, "evaluation": 0.1}
     assert outcome.total == 1  # not added
@@ -188,11 +166,11 @@ def test_eval_rar_copied_share_and_forged_documents() -> None:
     def copied_share(segments: list[Segment], **settings: Any) -> float | None:
         return eval_rar(segments, **settings)[1].copied
 
-    assert copied_share(rollout(SEARCH, INFORMATION, copied + WRONG)) == pytest.approx(6 / 9)
-    original = rollout(SEARCH, INFORMATION, "<evaluate>Missing: birth</evaluate>" + WRONG)
+    assert copied_share(served(copied + WRONG)) == pytest.approx(6 / 9)
+    original = served("<evaluate>Missing: birth</evaluate>" + WRONG)
     assert copied_share(original) == 0
-    assert copied_share(rollout(SEARCH, INFORMATION, WRONG)) is None
-    assert copied_share(rollout(SEARCH, INFORMATION, "<evaluate>!</evaluate>" + WRONG)) is None
+    assert copied_share(served(WRONG)) is None
+    assert copied_share(served("<evaluate>!</evaluate>" + WRONG)) is None
     # A later block is not the source.
     segments = rollout(f"{copied}{SEARCH}", INFORMATION, WRONG)
     assert copied_share(segments, evaluations="all") == 0

@@ -1,15 +1,15 @@
 """EVO-RAG's seven rewards: worked examples for each equation of section 3.2."""
 
 import pytest
+from evo_world import step
 from sample_records import a_question
 
-from agent.state import Action, Step
+from agent.state import Step
 from rewards.evo_rag.steps import (
     EpisodeRewards,
     Gold,
     StepContext,
     answer_correctness,
-    backtrack_penalty,
     refusal_reward,
     retrieval_action,
     retrieval_bonus,
@@ -17,16 +17,10 @@ from rewards.evo_rag.steps import (
     sufficient_by_gold,
 )
 from rewards.settings import REWARDS, EvoRagSettings
-from storage.records import RetrievedPassage
 
 GOLD = Gold(("Paris",), answerable=True, documents=frozenset({"lyon", "france"}))
 UNKNOWN = Gold(("Paris",), answerable=True, documents=None)
 UNANSWERABLE = Gold((), answerable=False, documents=None)
-
-
-def step(kind: str, content: str = "", *found: str) -> Step:
-    passages = tuple(RetrievedPassage(id=p, title=p, text=p, score=1.0) for p in found)
-    return Step("reasoning", content, Action(kind, content), passages=passages)
 
 
 def search(query: str, *found: str) -> Step:
@@ -153,15 +147,6 @@ def test_the_time_of_the_action_penalty_is_0_based_and_counts_every_call(
         assert free == list(range(len(earlier), last_free + 1))
 
 
-# Back-track penalty: −1[a_t = BACKTRACK].
-
-
-def test_backtrack_penalty() -> None:
-    assert backtrack_penalty(BACKTRACK) == -1.0
-    others = [search("a"), step("answer", "x"), REFUSE, step("invalid")]
-    assert [backtrack_penalty(other) for other in others] == [0.0] * 4
-
-
 # Refusal: +1 if the evidence is insufficient, −1 if it suffices, 0 for other actions.
 
 
@@ -264,6 +249,7 @@ def test_step_rewards_returns_all_seven_rewards_in_order() -> None:
     assert of(again, literal, 10) == [1.0, -1.0, -0.75, 0.0, 0.0, -2.0, 0.0]
     assert of(again, literal, 11) == [1.0, 0.0, -0.75, 0.0, 0.0, -2.0, 0.0]
     assert of(BACKTRACK, settings, 10) == [0.0, 0.0, 0.0, -1.0, 0.0, -1.0, 0.0]
+    assert of(step("invalid"), settings, 10) == [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0]
     assert of(REFUSE, settings, 10) == [0.0, 0.0, 0.0, 0.0, 1.0, -1.0, 0.0]
     assert of(step("answer", "Paris"), settings, 10) == [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 1.0]
 

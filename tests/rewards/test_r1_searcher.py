@@ -68,7 +68,6 @@ END = "</think><answer>1871</answer>"
         (turn(f"<think>\ue000{END}"), ("unreadable",)),
         (turn(f"<think>\U000e0fff{END}"), ("unreadable",)),
         (turn(f"<think>\ud800{END}"), ("unreadable",)),
-        (turn(f"<think>東{END}"), ("unreadable",)),
         (turn(f"<think>\t\r\nΩ ß Ж שלום かな 한 \u3400 😀 \u200d{END}"), ()),
         ([], ("sections", "ending")),
     ],

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from storage.ledger_rows import Call
-from storage.records import Component, Message, Pair, Prediction, Question, TreeNode
+from storage.records import Component, Message, Pair, Prediction, Question, Rollout, TreeNode
 
 
 def a_question(**changes: Any) -> Question:
@@ -34,6 +34,13 @@ def a_node(**changes: Any) -> TreeNode:
         "content": "France",
     }
     return TreeNode.model_validate(fields | changes)
+
+
+def a_rollout(answer: str | None, **changes: Any) -> Rollout:
+    """Returns a rollout of three steps with this answer, or an invalid one without an answer."""
+    reason = "answer" if answer else "invalid"
+    fields = {"draw": 0, "em": None, "f1": None, "steps": 3, "forced": False, "tokens": 9}
+    return Rollout.model_validate({"answer": answer, "stop_reason": reason, **fields, **changes})
 
 
 def a_pair(**changes: Any) -> Pair:
