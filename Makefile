@@ -112,8 +112,9 @@ test: $(DEV) ## the tests, then the whole chain on a few questions
 	$(PYTEST) $(BY_FILE) --ignore=tests/smoke $(ARGS)
 	$(PYTEST) tests/smoke
 
-test-fast: $(DEV) ## the tests without a model and without crashes
-	$(PYTEST) $(BY_FILE) -m "not model and not vllm and not failure and not long" $(ARGS)
+test-fast: $(DEV) ## the tests of the packages, without a model and without crashes
+	$(PYTEST) $(BY_FILE) -m "not model and not vllm and not failure and not long" $(ARGS) \
+	    --ignore=tests/experiments --ignore=tests/benchmarks --ignore=tests/test_makefile.py
 
 test-all: $(DEV) chromium ## the tests that `make test` leaves out: long ones, all systems, the report at all widths
 	$(PYTEST) $(BY_FILE) -m "long and not vllm" $(ARGS)

@@ -7,7 +7,7 @@ format is wrong, because accuracy and format are separate rewards (`rewards.aren
 
 from agent.protocol import AgentProtocol
 from agent.segments import section
-from agent.state import TERMINAL, Action, State
+from agent.state import Action, State
 from agent.tags import inert
 from storage.records import Message, Question, RetrievedPassage
 
@@ -53,13 +53,6 @@ class Arena(AgentProtocol):
     def read(self, state: State, text: str, *, last: bool, cut: bool) -> Action:
         """Also reads a truncated reply: an answer before the cut counts."""
         return self.parse(state, text, last=last)
-
-    def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
-        return TERMINAL
-
-    def render(self, action: Action) -> str:
-        sections = (*action.parts, ("answer", action.content))
-        return "\n".join(f"<{name}>{content}</{name}>" for name, content in sections)
 
 
 def _paragraphs(question: Question) -> tuple[RetrievedPassage, ...]:

@@ -5,11 +5,9 @@ state. Prompts at rollout time and at training time come from the same protocol.
 """
 
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
-from agent.protocol import AgentProtocol, query_of, root_of
-from agent.state import TERMINAL, State, Step
+from agent.protocol import AgentProtocol, root_of
+from agent.state import TERMINAL, State, Step, is_search
 from base.errors import EndpointError
 from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from retrieval.interface import Retriever
@@ -55,7 +53,7 @@ class Trajectory:
     @property
     def usage(self) -> Usage:
         """Tokens of all calls."""
-        return reduce(add, (move.usage for move in self.moves), Usage())
+        return sum((move.usage for move in self.moves), Usage())
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,8 @@ class Environment:
             RetrievalError: If the protocol searches first, and the search failed.
         """
         query = self.protocol.first_query(question)
-        return root_of(question, self.protocol, None if query is None else await self._find(query))
+        passages = None if query is None else await self._search(query)
+        return root_of(question, self.protocol, passages)
 
     async def act(
         self, state: State, sampling: Sampling, *, question_id: str, path: str, draw: int = 0
@@ -113,14 +112,19 @@ class Environment:
             RetrievalError: If the search failed.
         """
         protocol, last = self.protocol, self.protocol.is_last(state)
-        request = self._request(
-            state,
-            sampling,
+        constrained = protocol.settings.structured and self.engine.capabilities.structured_output
+        request = SampleRequest(
+            protocol.messages(state, last=last),
+            replace(sampling, stop=protocol.stops) if protocol.stops else sampling,
             CallIdentity("policy", question_id, path, draw, protocol.prompt_hash, self.seed),
-            last=last,
+            protocol.structure(state, last=last) if constrained else None,
+            prefix=protocol.prefix(state),
+            tokens=self._keeps_tokens,
         )
         completion = await self.engine.sample(request)
-        text, cut = self._written(completion), completion.finish_reason == "length"
+        text, cut = completion.text, completion.finish_reason == "length"
+        if completion.stop_reason in protocol.stops:
+            text += completion.stop_reason
         action = protocol.read(state, text, last=last, cut=cut)
         usage = completion.usage
         step = Step(
@@ -134,7 +138,9 @@ class Environment:
         )
         stage = protocol.next_stage(state, action, last=last)
         if stage != TERMINAL:  # the result of a last search would not be read
-            step = await self._with_observation(state, step)
+            if is_search(action.kind):
+                step = replace(step, passages=await self._search(action.content))
+            step = replace(step, inserted=protocol.inserted(state, step))
         return StepResult(state.after(step, stage), completion)
 
     async def trajectory(
@@ -154,25 +160,6 @@ class Environment:
     def _keeps_tokens(self) -> bool:
         return self.tokens or self.protocol.continues
 
-    def _request(
-        self, state: State, sampling: Sampling, identity: CallIdentity, *, last: bool
-    ) -> SampleRequest:
-        protocol = self.protocol
-        constrained = protocol.settings.structured and self.engine.capabilities.structured_output
-        return SampleRequest(
-            protocol.messages(state, last=last),
-            replace(sampling, stop=protocol.stops) if protocol.stops else sampling,
-            identity,
-            protocol.structure(state, last=last) if constrained else None,
-            prefix=protocol.prefix(state),
-            tokens=self._keeps_tokens,
-        )
-
-    def _written(self, completion: Completion) -> str:
-        """Returns the generated text, including its stop string."""
-        stop = completion.stop_reason
-        return completion.text + stop if stop in self.protocol.stops else completion.text
-
     def _continued_ids(self, completion: Completion) -> tuple[int, ...] | None:
         """Returns the sampled ids that a continued turn keeps.
 
@@ -187,13 +174,7 @@ class Environment:
         )
         return ids[:-1] if by_itself else ids
 
-    async def _with_observation(self, state: State, step: Step) -> Step:
-        """Returns the step with the environment's reply: passages and inserted text."""
-        query = query_of(step.action)
-        found = replace(step, passages=() if query is None else await self._find(query))
-        return replace(found, inserted=self.protocol.inserted(state, found))
-
-    async def _find(self, query: str) -> tuple[RetrievedPassage, ...]:
+    async def _search(self, query: str) -> tuple[RetrievedPassage, ...]:
         return tuple(await self.retriever.search(query, self.top_k))
 
 

@@ -12,18 +12,16 @@ read its beginning once.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.protocol import AgentProtocol
-from agent.state import TERMINAL, Action, State, Step
-from agent.tags import MAX_CONTENT_CHARS, fenced
+from agent.state import Action, State, Step
+from agent.tags import CONTENT, fenced
 from engines.sampling import Structure
 from storage.records import Message, RetrievedPassage
 
 _EMPTY = {"<backtrack/>": "backtrack", "<refuse/>": "refuse"}
 _FILLED = ("search", "answer")
-_BODY = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
-_NOTE = f"<note>{_BODY}</note>"
 _LEADING_NOTE = re.compile(r"\s*<note>([^<>]*)</note>")
 _ACTION = re.compile(r"\s*<(search|answer)>([^<>]*)</(search|answer)>\s*")
 
@@ -55,9 +53,9 @@ class EvoRAG(AgentProtocol):
 
     def structure(self, state: State, *, last: bool) -> Structure:
         stack = live_searches(state.steps)
-        tags = [f"<{kind}>{_BODY}</{kind}>" for kind in _allowed(stack, last) if kind in _FILLED]
+        tags = [f"<{kind}>{CONTENT}</{kind}>" for kind in _allowed(stack, last) if kind in _FILLED]
         tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, last)]
-        note = f"({_NOTE})?" if stack else ""
+        note = f"(<note>{CONTENT}</note>)?" if stack else ""
         # No `|` inside a group: `engines.embedded.structure` cuts every alternative at its bound.
         return Structure("regex", "|".join(note + tag for tag in tags))
 
@@ -73,9 +71,6 @@ class EvoRAG(AgentProtocol):
             return Action.invalid(f"<{action.kind}> is not allowed here")
         return action
 
-    def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
-        return state.stage if action.kind in ("search", "backtrack") else TERMINAL
-
     def render(self, action: Action) -> str:
         """Returns the text of an action, after its note (part `note`) if it has one."""
         kind, note = action.kind, dict(action.parts).get("note")
@@ -89,8 +84,7 @@ def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:
     searches = 0
     for step in steps:
         if stack and (note := note_of(step)):
-            top = stack.pop()
-            stack.append(LiveSearch(top.number, top.query, top.passages, (*top.notes, note)))
+            stack[-1] = replace(stack[-1], notes=(*stack[-1].notes, note))
         if step.action.kind == "search":
             searches += 1
             stack.append(LiveSearch(searches, step.action.content, step.passages))
@@ -101,8 +95,8 @@ def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:
 
 def note_of(step: Step) -> str | None:
     """Returns the note (intermediate answer) at the beginning of a step, if any."""
-    found = _LEADING_NOTE.match(step.text)
-    return found[1].strip() if found else None
+    note = _LEADING_NOTE.match(step.text)
+    return note[1].strip() if note else None
 
 
 def _allowed(stack: Sequence[LiveSearch], last: bool) -> tuple[str, ...]:
@@ -115,21 +109,21 @@ def _read(text: str) -> Action:
     """Reads exactly one action; its content must not be empty."""
     if (kind := _EMPTY.get(text.strip())) is not None:
         return Action(kind, "")
-    found = _ACTION.fullmatch(text)
-    if found is None or found[1] != found[3]:
+    action = _ACTION.fullmatch(text)
+    if action is None or action[1] != action[3]:
         return Action.invalid("not one action")
-    if not found[2].strip():
-        return Action.invalid(f"<{found[1]}> is empty")
-    return Action("search" if found[1] == "search" else "answer", found[2].strip())
+    if not action[2].strip():
+        return Action.invalid(f"<{action[1]}> is empty")
+    return Action(action[1], action[2].strip())
 
 
 def _user_text(state: State) -> str:
     """Returns the question, then the stack of searches, then the queries taken back."""
     stack = live_searches(state.steps)
     lines = [f"Question: {state.question}", *_shown(stack)]
-    kept = {search.number for search in stack}
+    live = {search.number for search in stack}
     queries = [step.action.content for step in state.steps if step.action.kind == "search"]
-    taken_back = [query for n, query in enumerate(queries, start=1) if n not in kept]
+    taken_back = [query for n, query in enumerate(queries, start=1) if n not in live]
     if taken_back:
         lines.append(f"Taken back: {'; '.join(taken_back)}")
     return "\n".join(lines)

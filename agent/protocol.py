@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from agent.prompts import load_prompts, prompts_digest
 from agent.segments import Segment
 from agent.settings import AgentSettings
-from agent.state import INVALID, TERMINAL, Action, State, Step, is_end, is_search
+from agent.state import INVALID, TERMINAL, Action, State, Step, is_end
 from engines.sampling import Structure
 from storage.records import Message, Question, RetrievedPassage
 
@@ -86,9 +86,13 @@ class AgentProtocol(ABC):
     def parse(self, state: State, text: str, *, last: bool) -> Action:
         """Reads the model's own text; text without a valid action is an invalid one."""
 
-    @abstractmethod
     def render(self, action: Action) -> str:
-        """Returns the canonical text of an action (training targets, warm-start traces)."""
+        """Returns the canonical text of an action (training targets, warm-start traces).
+
+        By default, its tag after those of its parts, one per line.
+        """
+        sections = (*action.parts, (action.kind, action.content))
+        return "\n".join(f"<{name}>{content}</{name}>" for name, content in sections)
 
     def structure(self, state: State, *, last: bool) -> Structure | None:
         """Returns a constraint that makes every completion parse; None for free text."""
@@ -154,11 +158,11 @@ class AgentProtocol(ABC):
 
     def segments(self, state: State) -> tuple[Segment, ...]:
         """Returns the texts of a trajectory by author, as outcome rewards read them."""
-        found = [Segment("prefill", self.prefill)]
+        segments = [Segment("prefill", self.prefill)]
         for step in state.steps:
-            found.append(Segment("policy", step.text, cut=step.cut))
-            found.append(Segment("environment", step.inserted))
-        return tuple(segment for segment in found if segment.text or segment.role == "policy")
+            segments.append(Segment("policy", step.text, cut=step.cut))
+            segments.append(Segment("environment", step.inserted))
+        return tuple(segment for segment in segments if segment.text or segment.role == "policy")
 
     def with_budget(self, max_steps: int) -> Self:
         """Returns the protocol with another `agent.max_steps`."""
@@ -168,18 +172,15 @@ class AgentProtocol(ABC):
 def root_of(
     question: Question,
     protocol: AgentProtocol,
-    found: tuple[RetrievedPassage, ...] | None = None,
+    passages: tuple[RetrievedPassage, ...] | None = None,
 ) -> State:
     """Returns the state before the first call.
 
     Args:
         question: Question; its gold fields are not used.
         protocol: Protocol that selects which of the question's references are shown.
-        found: Passages to show instead.
+        passages: Passages to show instead.
     """
-    return State(question.question, given=protocol.given(question) if found is None else found)
-
-
-def query_of(action: Action) -> str | None:
-    """Returns the query of an action; None if it does not search."""
-    return action.content if is_search(action.kind) else None
+    return State(
+        question.question, given=protocol.given(question) if passages is None else passages
+    )

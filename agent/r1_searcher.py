@@ -27,8 +27,8 @@ class R1Searcher(AgentProtocol):
     @property
     def prefill(self) -> str:
         """`<think>` for the base model's prompt; an instruct model writes it itself."""
-        own = R1_SEARCHER["think"][0] if self.settings.prompt == "base" else ""
-        return own if self.settings.prefill is None else self.settings.prefill
+        default = R1_SEARCHER["think"][0] if self.settings.prompt == "base" else ""
+        return default if self.settings.prefill is None else self.settings.prefill
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
         system = Message("system", self.prompts[self.settings.prompt])
@@ -45,36 +45,35 @@ class R1Searcher(AgentProtocol):
 
     def _query(self, state: State, text: str) -> Action:
         """Returns the search at the end of a segment, or an invalid action with the reason."""
-        found = list(tags(text, R1_SEARCHER))
-        queries = [tag for tag in found if tag.name == "query"]
+        own_tags = list(tags(text, R1_SEARCHER))
+        queries = [tag for tag in own_tags if tag.name == "query"]
         if [tag.closing for tag in queries] != [False, True]:
             return Action.invalid("not one query, opened and closed")
         opened, closed = queries
         query = text[opened.end : closed.start].strip()
-        if not query or found.index(closed) != found.index(opened) + 1:
+        if not query or own_tags.index(closed) != own_tags.index(opened) + 1:
             return Action.invalid("the query is blank or holds a tag")
-        if not self._is_thinking(state, found[: found.index(opened)]):
+        if not self._is_thinking(state, own_tags[: own_tags.index(opened)]):
             return Action.invalid("the query is not inside <think>")
-        if (
-            sum(step.action.kind == "search" for step in state.steps)
-            >= self.settings.max_retrievals
-        ):
+        searches = sum(step.action.kind == "search" for step in state.steps)
+        if searches >= self.settings.max_retrievals:
             return Action.invalid("no retrieval is left (agent.max_retrievals)")
         return Action("search", query)
 
     def _is_thinking(self, state: State, before: list[Tag]) -> bool:
         """Returns whether exactly `<think>` is open: no `</think>` and no `<answer>` yet."""
-        earlier = (tags(text, R1_SEARCHER) for text in (self.prefill, *_texts(state)))
-        own = [tag for tag in chain(*earlier, before) if tag.name in ("think", "answer")]
-        return [(tag.name, tag.closing) for tag in own] == [("think", False)]
+        texts = (self.prefill, *(step.text for step in state.steps))
+        earlier = chain(*(tags(text, R1_SEARCHER) for text in texts), before)
+        sections = [(tag.name, tag.closing) for tag in earlier if tag.name in ("think", "answer")]
+        return sections == [("think", False)]
 
     def inserted(self, state: State, step: Step) -> str:
         opening, closing = R1_SEARCHER["documents"]
-        found = [
+        shown = [
             f"({number}) {inert(passage.title)}: {inert(passage.text)}"
             for number, passage in enumerate(step.passages, start=1)
         ]
-        return "\n".join(["\n", opening, *(found or ["None"]), closing, "\n"])
+        return "\n".join(["\n", opening, *(shown or ["None"]), closing, "\n"])
 
     def stop_reason(self, state: State) -> str:
         """Returns "answer", "invalid", "budget", "cut", or "no-answer" if the text just stopped."""
@@ -92,7 +91,3 @@ class R1Searcher(AgentProtocol):
             opening, closing = R1_SEARCHER["query"]
             return f"{think}{opening}{action.content}{closing}"
         return f"{think}</think>\n<answer>{action.content}</answer>"
-
-
-def _texts(state: State) -> tuple[str, ...]:
-    return tuple(step.text for step in state.steps)

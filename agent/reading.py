@@ -43,6 +43,3 @@ class Reading(AgentProtocol):
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
         return parse_tag(text, ("answer",))
-
-    def render(self, action: Action) -> str:
-        return f"<answer>{action.content}</answer>"

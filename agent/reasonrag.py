@@ -25,10 +25,9 @@ class ReasonRAG(AgentProtocol):
     name = "reasonrag"
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
-        return (
-            Message("system", self.prompts[_prompt_name(state, last)]),
-            Message("user", "\n".join(self._lines(state))),
-        )
+        name = "forced" if last else state.stage if state.steps else "first"
+        text = "\n".join(self._lines(state))
+        return (Message("system", self.prompts[name]), Message("user", text))
 
     def structure(self, state: State, *, last: bool) -> Structure:
         return tag_structure(_allowed(state, last))
@@ -38,9 +37,6 @@ class ReasonRAG(AgentProtocol):
 
     def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         return _NEXT.get(action.kind, TERMINAL)
-
-    def render(self, action: Action) -> str:
-        return f"<{action.kind}>{action.content}</{action.kind}>"
 
     def _lines(self, state: State) -> list[str]:
         """Returns the question, then thoughts, then (in Grounding) the last query's passages."""
@@ -60,11 +56,3 @@ class ReasonRAG(AgentProtocol):
 def _allowed(state: State, last: bool) -> tuple[str, ...]:
     """Returns the allowed tags of the next step. A forced step answers in any stage."""
     return ("answer",) if last else _ALLOWED[state.stage]
-
-
-def _prompt_name(state: State, last: bool) -> str:
-    if last:
-        return "forced"
-    if state.stage == "grounding":
-        return "grounding"
-    return "reasoning" if state.steps else "first"

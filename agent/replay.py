@@ -31,8 +31,8 @@ def replay_tree(
     for node in nodes:
         if node.parent_id == NO_PARENT:
             searched = protocol.first_query(question) is not None
-            found = _retrieved(node, passages) if searched else None
-            states[node.node_id] = root_of(question, protocol, found)
+            shown = _retrieved(node, passages) if searched else None
+            states[node.node_id] = root_of(question, protocol, shown)
             continue
         if node.parent_id not in states:
             raise StorageError(
@@ -69,17 +69,16 @@ def _after(
 
 
 def _retrieved(node: TreeNode, passages: Mapping[str, Passage]) -> tuple[RetrievedPassage, ...]:
-    return tuple(_found(node, ref.id, ref.score, passages) for ref in node.passages)
-
-
-def _found(
-    node: TreeNode, passage_id: str, score: float, passages: Mapping[str, Passage]
-) -> RetrievedPassage:
-    passage = passages.get(passage_id)
-    if passage is None:
-        raise StorageError(
-            f"tree {node.tree_id}, node {node.node_id}: passage {passage_id} is not in the "
-            "corpus; use the run's own corpus. If a search server found it, data.corpus must hold "
-            "the server's passages, too"
+    retrieved = []
+    for ref in node.passages:
+        passage = passages.get(ref.id)
+        if passage is None:
+            raise StorageError(
+                f"tree {node.tree_id}, node {node.node_id}: passage {ref.id} is not in the "
+                "corpus; use the run's own corpus. If a search server found it, data.corpus must "
+                "hold the server's passages, too"
+            )
+        retrieved.append(
+            RetrievedPassage(id=ref.id, title=passage.title, text=passage.text, score=ref.score)
         )
-    return RetrievedPassage(id=passage.id, title=passage.title, text=passage.text, score=score)
+    return tuple(retrieved)

@@ -35,10 +35,10 @@ class SearchLoop(AgentProtocol):
     def parse(self, state: State, text: str, *, last: bool) -> Action:
         """Returns the first complete search or answer; later text is ignored."""
         known = self.search_tags.pairs
-        found = first_pair(text, known, ("search", "answer"))
-        if found is None:
+        pair = first_pair(text, known, ("search", "answer"))
+        if pair is None:
             return Action.invalid("no complete <search> or <answer>")
-        opened, closed = found
+        opened, closed = pair
         content = text[opened.end : closed.start].strip()
         if not content:
             return Action.invalid(f"<{opened.name}> is blank")
@@ -46,35 +46,27 @@ class SearchLoop(AgentProtocol):
 
     def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         """Continues after an invalid action while calls and corrections remain."""
-        if action.kind == "invalid" and not last and self._corrections(state) > 0:
+        corrected = sum(step.action.kind == "invalid" for step in state.steps)
+        may_continue = not last and corrected < self.settings.max_corrections
+        if action.kind == "invalid" and may_continue:
             return state.stage
         return super().next_stage(state, action, last=last)
-
-    def _corrections(self, state: State) -> int:
-        """Returns how many more invalid actions get a corrective message."""
-        made = sum(step.action.kind == "invalid" for step in state.steps)
-        return self.settings.max_corrections - made
 
     def inserted(self, state: State, step: Step) -> str:
         if step.action.kind == "invalid":
             return CORRECTION
         opening, closing = self.search_tags.pairs[self.search_tags.documents]
-        found = [
+        shown = [
             f'Doc {number}(Title: "{inert(passage.title)}") {inert(passage.text)}'
             for number, passage in enumerate(step.passages, start=1)
         ]
-        return f"\n\n{opening}" + "\n".join(found or ["None"]) + f"{closing}\n\n"
+        return f"\n\n{opening}" + "\n".join(shown or ["None"]) + f"{closing}\n\n"
 
     def stop_reason(self, state: State) -> str:
         """Returns "answer", "budget" after the last call, "invalid" after the last correction."""
         if state.steps[-1].action.kind == "invalid" and state.depth >= self.settings.max_steps:
             return "budget"
         return super().stop_reason(state)
-
-    def render(self, action: Action) -> str:
-        """Returns the action with the sections before it, such as `think` and `evaluate`."""
-        parts = (*action.parts, (action.kind, action.content))
-        return "\n".join(f"<{name}>{content}</{name}>" for name, content in parts)
 
 
 class EvalRAR(SearchLoop):

@@ -67,8 +67,8 @@ class SearchTags:
     @property
     def pairs(self) -> Pairs:
         """All tags of the protocol."""
-        own = (self.evaluation,) if self.evaluation else ()
-        return pairs("think", "search", "answer", self.documents, *own)
+        evaluation = (self.evaluation,) if self.evaluation else ()
+        return pairs("think", "search", "answer", self.documents, *evaluation)
 
 
 SEARCH_R1 = SearchTags()
@@ -80,16 +80,16 @@ def tags(text: str, known: Pairs) -> Iterator[Tag]:
     """Yields the known tags of a text in order."""
     kinds = {opening: (name, False) for name, (opening, _) in known.items()}
     kinds |= {closing: (name, True) for name, (_, closing) in known.items()}
-    for found in re.finditer("|".join(map(re.escape, kinds)), text):
-        yield Tag(*kinds[found[0]], found.start(), found.end())
+    for match in re.finditer("|".join(map(re.escape, kinds)), text):
+        yield Tag(*kinds[match[0]], match.start(), match.end())
 
 
 def section(text: str, name: str) -> str | None:
     """Returns the text between exactly one `<name>` and one `</name>`, in this order, or None."""
-    found = list(islice(tags(text, pairs(name)), 3))
-    if [tag.closing for tag in found] != [False, True]:
+    first_tags = list(islice(tags(text, pairs(name)), 3))
+    if [tag.closing for tag in first_tags] != [False, True]:
         return None
-    return text[found[0].end : found[1].start]
+    return text[first_tags[0].end : first_tags[1].start]
 
 
 def outside(text: str, names: Iterable[str]) -> str | None:
@@ -97,25 +97,22 @@ def outside(text: str, names: Iterable[str]) -> str | None:
 
     None unless each section is opened and closed exactly once, in the order of `names`.
     """
-    wanted = [(name, closing) for name in names for closing in (False, True)]
-    known = pairs(*(name for name, _ in wanted))
-    found = list(islice(tags(text, known), len(wanted) + 1))
-    if [(tag.name, tag.closing) for tag in found] != wanted:
+    expected = [(name, closing) for name in names for closing in (False, True)]
+    known = pairs(*(name for name, _ in expected))
+    first_tags = list(islice(tags(text, known), len(expected) + 1))
+    if [(tag.name, tag.closing) for tag in first_tags] != expected:
         return None
-    ends = [0, *(tag.end for tag in found[1::2])]
-    starts = [*(tag.start for tag in found[::2]), len(text)]
+    ends = [0, *(tag.end for tag in first_tags[1::2])]
+    starts = [*(tag.start for tag in first_tags[::2]), len(text)]
     return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
 
 def first_pair(text: str, known: Pairs, names: Collection[str]) -> tuple[Tag, Tag] | None:
     """Returns the first complete pair of `names` without a known tag inside."""
-    for one, other in pairwise(tags(text, known)):
-        if one.name in names and (other.name, one.closing, other.closing) == (
-            one.name,
-            False,
-            True,
-        ):
-            return one, other
+    for opened, closed in pairwise(tags(text, known)):
+        is_pair = opened.name == closed.name and not opened.closing and closed.closing
+        if is_pair and opened.name in names:
+            return opened, closed
     return None
 
 
@@ -128,9 +125,9 @@ def policy_text(segments: Iterable[Segment], *, prefill: bool = False) -> str:
         segments: Segments of one rollout.
         prefill: Whether to include the prefill.
     """
-    own = ("policy", "prefill") if prefill else ("policy",)
+    roles = ("policy", "prefill") if prefill else ("policy",)
     return "".join(
-        segment.text if segment.role in own else "\n\n" if segment.role == "environment" else ""
+        segment.text if segment.role in roles else "\n\n" if segment.role == "environment" else ""
         for segment in segments
     )
 

@@ -8,43 +8,23 @@ TERMINAL = "terminal"
 """Stage of a finished trajectory; each protocol defines its other stages."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActionKind:
-    """Properties of a kind of action, under any protocol.
-
-    Attributes:
-        searches: Whether its content is a query for the retriever.
-        ends: Whether it ends the trajectory. `invalid` does, unless the protocol answers invalid
-            actions with a corrective message.
-    """
-
-    searches: bool = False
-    ends: bool = False
-
-
 INVALID = "invalid"
 """Kind of any text that is not an action of the protocol."""
-
-ACTIONS: dict[str, ActionKind] = {
-    "query": ActionKind(searches=True),
-    "evidence": ActionKind(),
-    "search": ActionKind(searches=True),
-    "backtrack": ActionKind(),
-    "answer": ActionKind(ends=True),
-    "refuse": ActionKind(ends=True),
-    INVALID: ActionKind(ends=True),
-}
-"""Kinds by name. A protocol that needs another kind adds it here."""
+ACTIONS = ("query", "evidence", "search", "backtrack", "answer", "refuse", INVALID)
+"""All kinds of actions, of any protocol. A protocol that needs another kind adds it here."""
 
 
 def is_search(kind: str) -> bool:
-    """Returns whether actions of this kind query the retriever; False for a root's ""."""
-    return kind in ACTIONS and ACTIONS[kind].searches
+    """Returns whether the content of such actions is a query for the retriever."""
+    return kind in ("query", "search")
 
 
 def is_end(kind: str) -> bool:
-    """Returns whether actions of this kind end a trajectory."""
-    return kind in ACTIONS and ACTIONS[kind].ends
+    """Returns whether actions of this kind end a trajectory.
+
+    `invalid` does, unless the protocol answers invalid actions with a corrective message.
+    """
+    return kind in ("answer", "refuse", INVALID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +32,7 @@ class Action:
     """The meaning of a policy's text.
 
     Attributes:
-        kind: Key of `ACTIONS`.
+        kind: One of `ACTIONS`.
         content: Text inside the tag without surrounding white space; "" for backtrack, refuse and
             invalid actions.
         reason: Reason that an action is invalid.
@@ -139,8 +119,8 @@ class State:
     @property
     def retrieved(self) -> tuple[RetrievedPassage, ...]:
         """All passages that the policy has seen, in order, repeats included."""
-        found = [passage for step in self.steps for passage in step.passages]
-        return (*(self.given or ()), *found)
+        searched = [passage for step in self.steps for passage in step.passages]
+        return (*(self.given or ()), *searched)
 
     def after(self, step: Step, stage: str) -> "State":
         """Returns the state that `step` leads to."""

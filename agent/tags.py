@@ -8,6 +8,8 @@ from engines.sampling import Structure
 
 MAX_CONTENT_CHARS = 300
 """Longest tag content that structured decoding allows."""
+CONTENT = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
+"""Regular expression for the content of a tag in structured decoding."""
 
 _TAG = re.compile(r"<(/?)(query|evidence|answer)>")
 
@@ -28,8 +30,7 @@ def parse_tag(text: str, allowed: tuple[str, ...]) -> Action:
 
 def tag_structure(allowed: tuple[str, ...]) -> Structure:
     """Returns a constraint that makes every completion one of the allowed tags."""
-    body = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
-    return Structure("regex", "|".join(f"<{k}>{body}</{k}>" for k in allowed))
+    return Structure("regex", "|".join(f"<{kind}>{CONTENT}</{kind}>" for kind in allowed))
 
 
 def fenced(title: str, text: str) -> str:

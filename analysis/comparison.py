@@ -7,8 +7,9 @@ did not fail and have a value.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
@@ -116,24 +117,24 @@ def compare(
         raise ValueError("no policies to compare")
     failed = unanswered or {}
     scored: dict[str, list[Scored]] = {
-        name: [*own, *failed.get(name, ())] for name, own in predictions.items()
+        name: [*answered, *failed.get(name, ())] for name, answered in predictions.items()
     }
     first = next((name for name in scored if name not in references), None)
     rows: list[PolicyRow] = []
     differences: list[Difference] = []
-    for stratum in _strata([one for own in scored.values() for one in own]):
-        here = {name: [one for one in own if one in stratum] for name, own in scored.items()}
+    for stratum, is_in in _strata([row for of_policy in scored.values() for row in of_policy]):
+        here = {name: list(filter(is_in, of_policy)) for name, of_policy in scored.items()}
         rows += [
-            _row(name, stratum.name, own, is_reference=name in references)
-            for name, own in here.items()
-            if own
+            _row(name, stratum, of_policy, is_reference=name in references)
+            for name, of_policy in here.items()
+            if of_policy
         ]
         for base, name in _compared(here, references):
-            whole = stratum.name == EVERYTHING
-            if whole or (base == first and len(here[base]) >= FEWEST):
-                differences += _differences(
-                    name, base, stratum.name, here[name], here[base], resamples, seed
-                )
+            if stratum == EVERYTHING or (base == first and len(here[base]) >= FEWEST):
+                differences += [
+                    Difference(name, base, stratum, metric, interval)
+                    for metric, interval in _intervals(here[base], here[name], resamples, seed)
+                ]
     return PolicyComparison(tuple(rows), tuple(differences))
 
 
@@ -141,56 +142,48 @@ def _compared(names: Collection[str], references: Collection[str]) -> Iterator[t
     """Yields (baseline, policy): each policy with all before it, then with every reference."""
     policies = [name for name in names if name not in references]
     yield from combinations(policies, 2)
-    yield from ((one, policy) for one in names if one in references for policy in policies)
+    yield from ((base, policy) for base in names if base in references for policy in policies)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stratum:
-    """The questions whose `field` is `value`; all if no field is set."""
+def _strata(scored: Sequence[Scored]) -> Iterator[tuple[str, Callable[[Scored], bool]]]:
+    """Yields the whole set, then one stratum per source, type, number of hops and guessability.
 
-    name: str = EVERYTHING
-    field: Literal["source", "type", "hops", "guessable"] | None = None
-    value: str | int | None = None
-
-    def __contains__(self, scored: Scored) -> bool:
-        return self.field is None or getattr(scored, self.field) == self.value
-
-
-def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
-    """Returns the whole set, then one stratum per source, type, number of hops and guessability.
-
-    A field with only one value is left out.
+    Each is a name and whether a question is part of it. A field with only one value is left out.
     """
-    strata = [_Stratum()]
+    yield EVERYTHING, lambda row: True
     for field in ("source", "type", "hops"):
-        values = sorted({v for one in scored if (v := getattr(one, field)) is not None})
+        values = sorted({value for row in scored if (value := getattr(row, field)) is not None})
         if len(values) > 1:
-            strata += [_Stratum(f"{field} {value}", field, value) for value in values]
-    if {True, False} <= {one.guessable for one in scored}:
-        strata.append(_Stratum("guessable", "guessable", True))
-        strata.append(_Stratum("not guessable", "guessable", False))
-    return strata
+            for value in values:
+                yield f"{field} {value}", partial(_has, field, value)
+    if {True, False} <= {row.guessable for row in scored}:
+        yield "guessable", partial(_has, "guessable", True)
+        yield "not guessable", partial(_has, "guessable", False)
+
+
+def _has(field: str, value: object, scored: Scored) -> bool:
+    return bool(getattr(scored, field) == value)
 
 
 def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: bool) -> PolicyRow:
-    own = [one for one in scored if isinstance(one, Prediction)]
-    unanswerable = sum(one.em is None for one in scored)
-    refused = [p for p in own if p.refused]
+    answered = [row for row in scored if isinstance(row, Prediction)]
+    unanswerable = sum(row.em is None for row in scored)
+    refused = [p for p in answered if p.refused]
     rightly = sum(p.em is None for p in refused)
-    values = {name: _known(getattr(one, name) for one in scored) for name in SCORES}
-    values |= {name: _known(getattr(p, name) for p in own) for name in MEANS}
-    ruled = [p.format_failures for p in own if p.format_failures is not None]
+    values = {name: _known(getattr(row, name) for row in scored) for name in SCORES}
+    values |= {name: _known(getattr(p, name) for p in answered) for name in MEANS}
+    ruled = [p.format_failures for p in answered if p.format_failures is not None]
     broken = Counter(rule for failures in ruled for rule in failures)
     return PolicyRow(
         policy=policy,
-        protocol=None if is_reference else next((p.protocol for p in own), None),
+        protocol=None if is_reference else next((p.protocol for p in answered), None),
         stratum=stratum,
         n=len(scored),
-        failed=len(scored) - len(own),
+        failed=len(scored) - len(answered),
         answerable=len(scored) - unanswerable,
         means={
             **{name: _mean(known) for name, known in values.items()},
-            "invalid": _mean([not p.format_ok for p in own]),
+            "invalid": _mean([not p.format_ok for p in answered]),
             "refusal_precision": rightly / len(refused) if unanswerable and refused else None,
             "refusal_recall": rightly / unanswerable if unanswerable else None,
         },
@@ -207,28 +200,19 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _differences(
-    policy: str,
-    baseline: str,
-    stratum: str,
-    own: Sequence[Scored],
-    base: Sequence[Scored],
-    resamples: int,
-    seed: int,
-) -> list[Difference]:
-    """Returns one difference per metric; empty if no answerable question is shared."""
-    by_item = {_item(one): one for one in base}
-    shared = [(by_item[_item(one)], one) for one in own if _item(one) in by_item]
-    found = []
+def _intervals(
+    base: Sequence[Scored], other: Sequence[Scored], resamples: int, seed: int
+) -> Iterator[tuple[Metric, Interval]]:
+    """Yields the difference in each metric; nothing if no answerable question is shared."""
+    by_item = {_item(row): row for row in base}
+    shared = [(by_item[_item(row)], row) for row in other if _item(row) in by_item]
     for metric in METRICS:
-        scores = [(getattr(b, metric), getattr(p, metric)) for b, p in shared]
-        known = [(b, p) for b, p in scores if b is not None and p is not None]
+        scores = [(getattr(b, metric), getattr(o, metric)) for b, o in shared]
+        known = [(b, o) for b, o in scores if b is not None and o is not None]
         if known:
             # As the tables store them: scores that are read back must equal those just made.
             before, after = np.array(known, dtype=np.float32).astype(float).T
-            interval = crossed_bootstrap(before, after, resamples=resamples, seed=seed)
-            found.append(Difference(policy, baseline, stratum, metric, interval))
-    return found
+            yield metric, crossed_bootstrap(before, after, resamples=resamples, seed=seed)
 
 
 def _item(scored: Scored) -> tuple[str, str, int]:

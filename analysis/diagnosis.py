@@ -62,7 +62,7 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
     if not pairs:
         return None
     n, gaps = len(pairs), [pair.reward_gap for pair in pairs]
-    lengths = [_length(pair) for pair in pairs]
+    lengths = [len(pair.chosen[0].content) - len(pair.rejected[0].content) for pair in pairs]
     unequal = [length for length in lengths if length]
     longer = sum(length > 0 for length in unequal) / len(unequal) if unequal else None
     orders = {_order(pair) for pair in pairs}
@@ -89,10 +89,6 @@ def similarity(pair: Pair) -> float:
         return 0.0
     chosen, rejected = (side[0].content for side in (pair.chosen, pair.rejected))
     return token_overlap(content_of(chosen) or chosen, content_of(rejected) or rejected)
-
-
-def _length(pair: Pair) -> int:
-    return len(pair.chosen[0].content) - len(pair.rejected[0].content)
 
 
 def _order(pair: Pair, *, flipped: bool = False) -> tuple[object, ...]:

@@ -73,8 +73,7 @@ def crossed_bootstrap(
     """
     difference = _paired_difference(baseline, other)
     means = _crossed_means([difference], resamples, np.random.default_rng(to_uint32(seed)))
-    low, high = _percentiles(means[:, 0])
-    return Interval(float(difference.mean()), low, high, *_sizes(difference))
+    return _interval(float(difference.mean()), means[:, 0], difference)
 
 
 def relative_saving(
@@ -100,14 +99,13 @@ def relative_saving(
             0.
     """
     shape = _paired_difference(baseline, other).shape
-    base, own = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
-    if base.mean() <= 0:
+    before, after = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
+    if before.mean() <= 0:
         raise ValueError("the baseline's mean count is 0, so its saving is undefined")
-    means = _crossed_means([base, own], resamples, np.random.default_rng(to_uint32(seed)))
+    means = _crossed_means([before, after], resamples, np.random.default_rng(to_uint32(seed)))
     whole, saved = means[:, 0], means[:, 0] - means[:, 1]
     shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
-    low, high = _percentiles(shares)
-    return Interval(float(1 - own.mean() / base.mean()), low, high, *_sizes(own - base))
+    return _interval(float(1 - after.mean() / before.mean()), shares, after - before)
 
 
 def permutation_p(
@@ -167,8 +165,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _columns(scores: ArrayLike) -> np.ndarray:
-    found: np.ndarray = np.asarray(scores, dtype=np.float64)
-    return found.reshape(-1, 1) if found.ndim == 1 else found
+    columns: np.ndarray = np.asarray(scores, dtype=np.float64)
+    return columns.reshape(-1, 1) if columns.ndim == 1 else columns
 
 
 def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
@@ -176,22 +174,29 @@ def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
 
     A single column is compared with every column of the other arm.
     """
-    base, own = _columns(baseline), _columns(other)
-    columns = {base.shape[-1], own.shape[-1]} - {1}
-    if base.ndim != 2 or own.ndim != 2 or len(base) != len(own) or len(columns) > 1:
-        raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}")
-    if not base.size or not own.size:
-        raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}: no scores")
-    difference: np.ndarray = own - base
+    before, after = _columns(baseline), _columns(other)
+    columns = {before.shape[-1], after.shape[-1]} - {1}
+    problem = f"cannot pair scores of shape {before.shape} with {after.shape}"
+    if before.ndim != 2 or after.ndim != 2 or len(before) != len(after) or len(columns) > 1:
+        raise ValueError(problem)
+    if not before.size or not after.size:
+        raise ValueError(f"{problem}: no scores")
+    difference: np.ndarray = after - before
     if not np.isfinite(difference).all():
         raise ValueError("a score is not a number; leave out items without a score in either arm")
     return difference
 
 
-def _sizes(difference: np.ndarray) -> tuple[int, int, int]:
-    """Returns the numbers of questions, of questions that differ, and of seeds."""
+def _interval(mean: float, resampled: np.ndarray, difference: np.ndarray) -> Interval:
+    """Returns `mean` with the percentile interval of its resampled values.
+
+    Args:
+        difference: Differences of shape (questions, seeds), for the interval's counts.
+    """
+    low, high = np.percentile(resampled, [2.5, 97.5])
     questions, seeds = difference.shape
-    return questions, int(difference.any(axis=1).sum()), seeds
+    differing = int(difference.any(axis=1).sum())
+    return Interval(mean, float(low), float(high), questions, differing, seeds)
 
 
 def _all_flipped_sums(values: np.ndarray) -> np.ndarray:
@@ -200,11 +205,6 @@ def _all_flipped_sums(values: np.ndarray) -> np.ndarray:
     for value in values:
         sums = np.concatenate([sums + value, sums - value])
     return sums
-
-
-def _percentiles(means: np.ndarray) -> tuple[float, float]:
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _crossed_means(
@@ -233,8 +233,8 @@ def _scale_seed_deviations(scores: np.ndarray) -> np.ndarray:
     if seeds == 1:
         return scores
     stretch = (seeds / (seeds - 1)) ** 0.5 - 1
-    found: np.ndarray = scores + stretch * (scores.mean(axis=0) - scores.mean())
-    return found
+    stretched: np.ndarray = scores + stretch * (scores.mean(axis=0) - scores.mean())
+    return stretched
 
 
 def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:

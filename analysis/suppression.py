@@ -7,14 +7,13 @@ artificial episodes.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 from agent.state import Action, Step
-from rewards.evo_rag.returns import EpisodeRewards
-from rewards.evo_rag.steps import Gold
+from rewards.evo_rag.steps import EpisodeRewards, Gold
 from rewards.labels import is_wide_enough
 from rewards.settings import EvoRagSettings
 from storage.records import RetrievedPassage
@@ -30,11 +29,11 @@ class ActionComparison:
     """Two continuations of one state; the first should be preferred.
 
     Attributes:
-        found: Whether the latest earlier search found the gold document; otherwise none did.
+        is_found: Whether the latest earlier search found the gold document; otherwise none did.
     """
 
     name: str
-    found: bool
+    is_found: bool
     better: tuple[Step, ...]
     worse: tuple[Step, ...]
     earliest: int = 1
@@ -108,10 +107,10 @@ def simulate_suppression(
 
 def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Effect]]:
     """Counts how often each comparison is kept, silenced and turned over an episode's calls."""
-    found: dict[str, Counter[Effect]] = defaultdict(Counter)
-    for one in compared:
-        found[one.comparison][one.outcome] += 1
-    return found
+    effects: dict[str, Counter[Effect]] = defaultdict(Counter)
+    for row in compared:
+        effects[row.comparison][row.outcome] += 1
+    return effects
 
 
 def _fit(comparison: ActionComparison, t: int, max_steps: int) -> bool:
@@ -125,18 +124,14 @@ def _fit(comparison: ActionComparison, t: int, max_steps: int) -> bool:
 
 
 def _gap(comparison: ActionComparison, t: int, rewards: EpisodeRewards) -> float:
-    before = tuple(_before(comparison, t))
+    before = [MISSES] * t
+    if comparison.is_found and t:
+        before[-1] = FINDS  # the last search, so that a backtrack removes it
     better, worse = (
         rewards.episode((*before, *way), GOLD).total or 0.0
         for way in (comparison.better, comparison.worse)
     )
     return better - worse
-
-
-def _before(comparison: ActionComparison, t: int) -> Iterator[Step]:
-    for i in range(t):
-        # The last search found the gold document, so a backtrack removes it.
-        yield FINDS if comparison.found and i == t - 1 else MISSES
 
 
 def _outcome(gap: float, min_gap: float) -> Effect:

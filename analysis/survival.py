@@ -8,7 +8,7 @@ every estimator, α and filter.
 
 import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -82,8 +82,8 @@ def sample_pairs(pairs: Sequence[Pair], n: int, seed: int = 0) -> list[Pair]:
         by_question[pair.question_id].append(pair)
     ranked = [
         (round_, drawn(question), pair)
-        for question, own in by_question.items()
-        for round_, pair in enumerate(own)
+        for question, of_question in by_question.items()
+        for round_, pair in enumerate(of_question)
     ]
     return [pair for _, _, pair in sorted(ranked, key=lambda r: r[:2])[:n]]
 
@@ -114,15 +114,6 @@ class SurvivalRow:
     fresh_gap_interval: Bounds
 
 
-def _outcomes(pair: Pair) -> str:
-    fewest = min(pair.chosen_outcomes, pair.rejected_outcomes)
-    return next(name for most, name in _OUTCOMES if fewest <= most)
-
-
-def _gap(pair: Pair) -> str:
-    return next(name for most, name in _GAPS if abs(pair.reward_gap) <= most)
-
-
 _OUTCOMES = ((0, "0"), (1, "1"), (3, "2–3"), (7, "4–7"), (math.inf, "8 or more"))
 _GAPS = (
     (0.05, "0.00–0.05"),
@@ -132,11 +123,16 @@ _GAPS = (
     (math.inf, "0.40–1.00"),
 )
 
+
+def _band(value: float, bands: Sequence[tuple[float, str]]) -> str:
+    return next(name for most, name in bands if value <= most)
+
+
 Facet = Callable[[Pair], str]
 """Pair → its group; groups are sorted by name."""
 FACETS: Mapping[str, Facet] = {
-    "outcomes": _outcomes,
-    "gap": _gap,
+    "outcomes": lambda pair: _band(min(pair.chosen_outcomes, pair.rejected_outcomes), _OUTCOMES),
+    "gap": lambda pair: _band(abs(pair.reward_gap), _GAPS),
     "depth": lambda pair: f"{pair.depth:02}",
     "action": lambda pair: f"{pair.chosen_action} > {pair.rejected_action}",
 }
@@ -164,9 +160,7 @@ def survival_table(
 
 
 def _row(group: str, judged: Sequence[tuple[Pair, float]]) -> SurvivalRow:
-    counts: dict[str, dict[OrderVerdict, int]] = defaultdict(
-        lambda: {"kept": 0, "reversed": 0, "tied": 0}
-    )
+    counts: dict[str, Counter[OrderVerdict]] = defaultdict(Counter)
     gaps: dict[str, float] = defaultdict(float)
     for pair, gap in judged:
         counts[pair.question_id][_verdict(gap)] += 1
@@ -201,8 +195,8 @@ def _share_interval(hits: np.ndarray, tries: np.ndarray) -> Bounds:
     If all resamples are equal (one question, or all kept), an interval of width 0 would be wrong.
     Wilson's interval replaces it, with one observation per question.
     """
-    asked = tries > 0
-    hits, tries = hits[asked], tries[asked]
+    is_tried = tries > 0
+    hits, tries = hits[is_tried], tries[is_tried]
     low, high = _interval(hits, tries)
     if low == high:
         return wilson(float(hits.sum() / tries.sum()), len(tries))

@@ -101,7 +101,7 @@ def _sheets(comparison: PolicyComparison, *, is_brief: bool = False) -> list[She
     if len(set(protocols) - {""}) > 1:
         sheets[-1] = sheets[-1].with_column("protocol", protocols)
     if is_brief:
-        sheets[1:] = [replace(one, rows=one.rows[: len(whole)]) for one in sheets[1:]]
+        sheets[1:] = [replace(sheet, rows=sheet.rows[: len(whole)]) for sheet in sheets[1:]]
     broken = [(row.policy, rule, percent(n)) for row in whole for rule, n in row.broken.items()]
     if broken:
         head = ("policy", "broken rule", "replies")
@@ -155,6 +155,6 @@ def _difference_rows(differences: Sequence[Difference]) -> tuple[Cells, ...]:
         name = f"{d.policy} − {d.baseline}"
         intervals.setdefault((name, d.stratum), {})[d.metric] = d.interval
     return tuple(
-        (name, stratum, str(found["em"].n), interval(found["em"]), interval(found["f1"]))
-        for (name, stratum), found in intervals.items()
+        (name, stratum, str(of["em"].n), interval(of["em"]), interval(of["f1"]))
+        for (name, stratum), of in intervals.items()
     )

@@ -59,24 +59,19 @@ class Annotator:
             BudgetExceeded: If a limit allows no further call; the question stays pending.
         """
         try:
-            return await self._annotate(question, report_progress)
+            grown = await grow(
+                question,
+                self.environment,
+                self.evaluator,
+                self.search,
+                self.labeller.scheme,
+                self.sampling,
+                report_progress,
+            )
         except (EndpointError, RetrievalError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
             return AnnotatedQuestion(question, failure=Failure.of(question.id, "annotate", error))
-
-    async def _annotate(
-        self, question: Question, report_progress: ReportProgress
-    ) -> AnnotatedQuestion:
-        grown = await grow(
-            question,
-            self.environment,
-            self.evaluator,
-            self.search,
-            self.labeller.scheme,
-            self.sampling,
-            report_progress,
-        )
         rows = tree_rows(question, grown, self.labeller.provenance)
         states = [node.state for node in grown.tree.nodes]
         if self.labeller.scored_by is None:

@@ -40,8 +40,8 @@ async def rescored(
     evaluator: Evaluator, outcome: NodeEvaluation, question: Question, state: State, path: str
 ) -> NodeEvaluation:
     """Returns the evaluator's value of a terminal state, with the verdict of its outcome."""
-    own = await evaluator.evaluate(question, state, path)
-    return replace(own, verdict=outcome.verdict)
+    evaluation = await evaluator.evaluate(question, state, path)
+    return replace(evaluation, verdict=outcome.verdict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ async def draw_rollouts(
 
 def rollout_rows(question: Question, trajectories: Sequence[Trajectory]) -> tuple[Rollout, ...]:
     """Returns completions in the form in which a node stores them."""
-    return tuple(_row(question, one, draw) for draw, one in enumerate(trajectories))
+    return tuple(_row(question, trajectory, draw) for draw, trajectory in enumerate(trajectories))
 
 
 def _row(question: Question, trajectory: Trajectory, draw: int) -> Rollout:
@@ -135,13 +135,7 @@ class JudgeEvaluator:
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         if state.terminal and state.steps[-1].action.kind == INVALID:
             return NodeEvaluation(0.0)
-        verdict = await self.judge.score(question, state, f"judge/{path}")
-        evaluation = NodeEvaluation(
-            value=None,
-            judge_score=verdict.score,
-            judge_text=verdict.text,
-            unscored=verdict.reason,
-        )
-        if verdict.score is None:
+        evaluation = await self.judge.score(question, state, f"judge/{path}")
+        if evaluation.judge_score is None:
             return evaluation
-        return replace(evaluation, value=self.scheme.judged(verdict.score, state))
+        return replace(evaluation, value=self.scheme.judged(evaluation.judge_score, state))

@@ -37,8 +37,8 @@ class GrownTree:
     @property
     def generated(self) -> int:
         """Output tokens of the policy: every draw and every rollout, but not the judge's."""
-        drawn = sum(move.usage.output_tokens for move in self.moves.values())
-        return drawn + sum(r.tokens for one in self.evaluations.values() for r in one.rollouts)
+        children = sum(move.usage.output_tokens for move in self.moves.values())
+        return children + sum(r.tokens for e in self.evaluations.values() for r in e.rollouts)
 
 
 async def grow(

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from agent.prompts import prompts_digest
-from agent.state import State, Step
+from agent.state import State
 from agent.tags import inert
 from annotation.verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
 from base.errors import JudgeError
@@ -24,22 +24,8 @@ from engines.sampling import (
     Structure,
 )
 from engines.settings import JudgeSettings
+from rewards.scheme import NodeEvaluation
 from storage.records import Message, Question
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeVerdict:
-    """A judge's verdict on a state.
-
-    Attributes:
-        score: Score in [0, 1]; None if the reply could not be read.
-        text: Reply, verbatim.
-        reason: Reason that the score is missing.
-    """
-
-    score: float | None
-    text: str
-    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -57,15 +43,11 @@ class Judge:
     seed: int = 0
     responses: bool = False
 
-    @property
-    def prompt_hash(self) -> str:
-        """Part of every call's identity."""
-        return judge_prompt_hash()
-
-    async def score(self, question: Question, state: State, path: str) -> JudgeVerdict:
+    async def score(self, question: Question, state: State, path: str) -> NodeEvaluation:
         """Scores `state` against the golds of `question`; `path` names the call in the ledger.
 
-        An unreadable reply returns a verdict without a score.
+        Returns:
+            Score in [0, 1] and reply, without a value; an unreadable reply has no score.
 
         Raises:
             EndpointError: If the judge cannot be reached.
@@ -74,15 +56,15 @@ class Judge:
         request = SampleRequest(
             _messages(question, state, structured=structure is not None, responses=self.responses),
             Sampling(self.settings.temperature, self.settings.top_p, self.settings.max_new_tokens),
-            CallIdentity("judge", question.id, path, 0, self.prompt_hash, self.seed),
+            CallIdentity("judge", question.id, path, 0, judge_prompt_hash(), self.seed),
             structure,
         )
         reply = await self.engine.sample(request)
         try:
             score = read_score(reply.text, reply.finish_reason)
         except JudgeError as unreadable:
-            return JudgeVerdict(None, reply.text, str(unreadable))
-        return JudgeVerdict(score, reply.text, None)
+            return NodeEvaluation(None, judge_text=reply.text, unscored=str(unreadable))
+        return NodeEvaluation(None, judge_score=score, judge_text=reply.text)
 
 
 def judge_prompt_hash() -> str:
@@ -114,8 +96,11 @@ def _messages(
     prompts = _prompts()
     form = prompts["judge-json" if structured else "judge-sentence"]
     golds = " | ".join(inert(answer) for answer in question.answers) or "(none)"
+    # Each step is data: on one line, and unable to close its fence.
+    contents = [s.text if responses else s.action.content or s.text for s in state.steps]
     steps = [
-        _fenced(number, step, responses=responses) for number, step in enumerate(state.steps, 1)
+        f'<step number="{number}" kind="{step.action.kind}">{inert(content)}</step>'
+        for number, (step, content) in enumerate(zip(state.steps, contents, strict=True), 1)
     ]
     lines = [
         f"Question: {inert(question.question)}",
@@ -124,9 +109,3 @@ def _messages(
         "Grade the steps.",
     ]
     return (Message("system", f"{prompts['judge']}\n{form}"), Message("user", "\n".join(lines)))
-
-
-def _fenced(number: int, step: Step, *, responses: bool) -> str:
-    """Returns a step as data: on one line, and unable to close its fence."""
-    content = inert(step.text if responses else step.action.content or step.text)
-    return f'<step number="{number}" kind="{step.action.kind}">{content}</step>'

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agent.state import State
 from annotation.pairs import sibling_pairs
-from annotation.rows import Prompt, Provenance, labelled, pair_rows
+from annotation.rows import Prompt, Provenance, labelled, pair_row
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
 from rewards.answers import guessable
@@ -43,7 +43,7 @@ class Labeller:
         """
         labels = self.scheme.labels(question, rows, states)
         scores = node_scores(self.scored_by, rows, states, self.prompt) if self.scored_by else None
-        found, dropped = sibling_pairs(
+        siblings, dropped = sibling_pairs(
             rows,
             labels,
             self.pairs,
@@ -52,5 +52,8 @@ class Labeller:
             whole_reply=self.scheme.whole_reply,
             ties=self.ties,
         )
-        pairs = pair_rows(question, found, states, self.prompt, self.provenance)
+        pairs = [
+            pair_row(question, pair, self.prompt(states[pair.chosen.parent_id]), self.provenance)
+            for pair in siblings
+        ]
         return labelled(rows, labels), pairs, dropped

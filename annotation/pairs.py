@@ -46,14 +46,8 @@ class SiblingPair:
     @property
     def swapped(self) -> "SiblingPair":
         """The same pair with the other side chosen."""
-        return SiblingPair(
-            chosen=self.rejected,
-            rejected=self.chosen,
-            chosen_label=self.rejected_label,
-            rejected_label=self.chosen_label,
-            gap=-self.gap,
-            margin=-self.margin,
-        )
+        labels = self.rejected_label, self.chosen_label
+        return SiblingPair(self.rejected, self.chosen, *labels, -self.gap, -self.margin)
 
 
 class _Sibling(NamedTuple):
@@ -93,8 +87,8 @@ def sibling_pairs(
     families: dict[int, list[_Sibling]] = defaultdict(list)
     for node, label, score in zip(nodes, labels, scores or [None] * len(nodes), strict=True):
         if node.parent_id != NO_PARENT:
-            known = _with_score(_zero_if_invalid(node, label, settings), score)
-            families[node.parent_id].append(_Sibling(node, known, score))
+            compared = _compared_label(node, label, score, settings)
+            families[node.parent_id].append(_Sibling(node, compared, score))
     pairs: list[SiblingPair] = []
     dropped: Counter[str] = Counter()
     for _, family in sorted(families.items()):
@@ -107,28 +101,27 @@ def sibling_pairs(
     if guessable and settings.guessable == "drop":
         dropped["guessable"] = len(pairs)
         pairs = []
-    kept, passed_over = _choose(pairs, settings)
+    chosen, passed_over = _choose(pairs, settings)
     if settings.order == "shuffled":
-        kept = [pair.swapped if _coin_swaps_sides(pair) else pair for pair in kept]
-    return kept, dropped + passed_over
+        chosen = [pair.swapped if _coin_swaps_sides(pair) else pair for pair in chosen]
+    return chosen, dropped + passed_over
 
 
 def _choose(
     pairs: Sequence[SiblingPair], settings: PairSettings
 ) -> tuple[list[SiblingPair], Counter[str]]:
     """Applies the limits per state and per question; counts the dropped pairs by reason."""
-    kept, dropped = list(pairs), Counter[str]()
+    chosen, dropped = list(pairs), Counter[str]()
     if settings.per_state == "extremes":
         states = defaultdict(list)
-        for pair in kept:
+        for pair in pairs:
             states[pair.chosen.parent_id].append(pair)
-        kept = [pair for state in states.values() for pair in _widest(state, 1)]
-        dropped["not_extreme"] = len(pairs) - len(kept)
+        chosen = [pair for state in states.values() for pair in _widest(state, 1)]
+        dropped["not_extreme"] = len(pairs) - len(chosen)
     if settings.max_per_question is not None:
-        widest = _widest(kept, settings.max_per_question)
-        dropped["over_max_per_question"] = len(kept) - len(widest)
-        kept = widest
-    return kept, dropped
+        dropped["over_max_per_question"] = max(0, len(chosen) - settings.max_per_question)
+        chosen = _widest(chosen, settings.max_per_question)
+    return chosen, dropped
 
 
 def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
@@ -161,18 +154,19 @@ def _coin_swaps_sides(pair: SiblingPair) -> bool:
     return preferred is not pair.chosen
 
 
-def _zero_if_invalid(node: TreeNode, label: Label, settings: PairSettings) -> Label:
+def _compared_label(
+    node: TreeNode, label: Label, score: float | None, settings: PairSettings
+) -> Label:
+    """Returns the label of a pair's side.
+
+    An invalid action that may be rejected has reward 0. The score becomes a further component, to
+    explain the pair's order.
+    """
     if node.action == "invalid" and settings.invalid == "rejected":
-        return Label(0.0, label.n_outcomes)
-    return label
-
-
-def _with_score(label: Label, score: float | None) -> Label:
-    """Returns the label with the score as a further component, to explain the pair's order."""
+        label = Label(0.0, label.n_outcomes)
     if score is None:
         return label
-    scored = Component(name=SCORE, value=score)
-    return replace(label, components=(*label.components, scored))
+    return replace(label, components=(*label.components, Component(name=SCORE, value=score)))
 
 
 def _compare(
@@ -188,8 +182,10 @@ def _compare(
     (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
     if chosen.action == "invalid" or chosen.cut:
         return "chosen_invalid"  # a training would learn to end where the text was cut
-    if not all(_enough(sibling.node, sibling.label, settings) for sibling in (one, other)):
-        return "few_outcomes"
+    for node, label, _ in (one, other):
+        # A leaf's label is exact, so it needs no other outcomes.
+        if not node.terminal and label.n_outcomes < settings.min_outcomes:
+            return "few_outcomes"
     if _is_same(chosen, rejected, settings, whole_reply):
         return "same_content"
     if (difference == 0 and not ties) or not is_wide_enough(difference, settings.min_gap):
@@ -212,38 +208,21 @@ def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float
 
 def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
     """Returns the reason the settings exclude such a pair, or None."""
-    actions, ratio = settings.actions, settings.max_length_ratio
+    actions = settings.actions
     if rejected.action != "invalid":  # `settings.invalid` decides on those
         if actions is not None and not {chosen.action, rejected.action} <= set(actions):
             return "other_action"
         if settings.same_action and chosen.action != rejected.action:
             return "unlike_actions"
-    if ratio is not None and not _has_similar_length(chosen, rejected, ratio):
+    shorter, longer = sorted((len(chosen.text), len(rejected.text)))
+    if settings.max_length_ratio is not None and longer > settings.max_length_ratio * shorter:
         return "unlike_lengths"
     return None
-
-
-def _enough(node: TreeNode, label: Label, settings: PairSettings) -> bool:
-    """Returns whether enough outcomes support a label.
-
-    A leaf's label is exact, so it always suffices.
-    """
-    return node.terminal or label.n_outcomes >= settings.min_outcomes
-
-
-def _has_similar_length(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
-    """Returns whether neither reply has more than `max_ratio` times the other's characters."""
-    shorter, longer = sorted((len(one.text), len(other.text)))
-    return longer <= max_ratio * shorter
 
 
 def _is_same(one: TreeNode, other: TreeNode, settings: PairSettings, whole_reply: bool) -> bool:
     if whole_reply:
         return one.text == other.text
-    return _content(one, settings) == _content(other, settings)
-
-
-def _content(node: TreeNode, settings: PairSettings) -> tuple[str, str]:
     if settings.same_content == "verbatim":
-        return "", node.content
-    return node.action, normalise(node.content)
+        return one.content == other.content
+    return one.action == other.action and normalise(one.content) == normalise(other.content)

@@ -1,7 +1,7 @@
 """Trees and pairs as records, without their rewards."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -56,11 +56,6 @@ def tree_rows(question: Question, grown: GrownTree, provenance: Provenance) -> l
     return [_tree_row(question, grown, node, identity, provenance) for node in grown.tree.nodes]
 
 
-def _as_stored(score: float | None) -> float | None:
-    """Returns a score as the table keeps it, so that stored trees have the labels of grown ones."""
-    return None if score is None else float(np.float32(score))
-
-
 def _tree_row(
     question: Question,
     grown: GrownTree,
@@ -72,6 +67,7 @@ def _tree_row(
     evaluation = grown.evaluations.get(node.id, NodeEvaluation(None))
     usage = grown.moves[node.path].usage if step else Usage()
     scores = AnswerScores.of(node.state.answer, question.answers)
+    score = evaluation.judge_score
     return TreeNode(
         tree_id=identity,
         question_id=question.id,
@@ -92,7 +88,8 @@ def _tree_row(
         token_ids=step.token_ids if step else None,
         visits=node.visits,
         value=node.value_sum / node.scored_visits if node.scored_visits else None,
-        judge_score=_as_stored(evaluation.judge_score),
+        # As the table keeps it, so that stored trees have the labels of grown ones.
+        judge_score=None if score is None else float(np.float32(score)),
         judge_text=evaluation.judge_text,
         rollouts=evaluation.rollouts,
         iteration=node.iteration,
@@ -114,42 +111,21 @@ def _references(state: State) -> tuple[PassageRef, ...]:
 
 def labelled(rows: Sequence[TreeNode], labels: Sequence[Label]) -> list[TreeNode]:
     """Returns the rows with reward, evidence and components filled in."""
+    names = ("reward", "n_outcomes", "components")
     return [
-        row.model_copy(
-            update={
-                "reward": label.reward,
-                "n_outcomes": label.n_outcomes,
-                "components": label.components,
-            }
-        )
+        row.model_copy(update={name: getattr(label, name) for name in names})
         for row, label in zip(rows, labels, strict=True)
     ]
 
 
-def pair_rows(
-    question: Question,
-    pairs: Sequence[SiblingPair],
-    states: Sequence[State],
-    prompt: Prompt,
-    provenance: Provenance,
-) -> list[Pair]:
-    """Returns preference rows with the prompts of the rollouts.
+def pair_row(
+    question: Question, pair: SiblingPair, messages: Sequence[Message], provenance: Provenance
+) -> Pair:
+    """Returns a preference row.
 
     Args:
-        states: States of the tree's nodes, by node id.
+        messages: Prompt of the rollouts for the state that both actions follow.
     """
-    return [
-        _pair_row(question, pair, prompt(states[pair.chosen.parent_id]), provenance)
-        for pair in pairs
-    ]
-
-
-def _pair_row(
-    question: Question,
-    pair: SiblingPair,
-    messages: Sequence[Message],
-    provenance: Provenance,
-) -> Pair:
     prompt = tuple(messages)
     chosen, rejected = pair.chosen, pair.rejected
     return Pair(
@@ -157,8 +133,6 @@ def _pair_row(
         tree_id=chosen.tree_id,
         question_id=question.id,
         source=question.source,
-        cycle=provenance.cycle,
-        seed=provenance.seed,
         question=question.question,
         answers=question.answers,
         parent_node=chosen.parent_id,
@@ -180,10 +154,5 @@ def _pair_row(
         rejected_outcomes=pair.rejected_label.n_outcomes,
         chosen_components=pair.chosen_label.components,
         rejected_components=pair.rejected_label.components,
-        policy_model=provenance.policy_model,
-        policy_digest=provenance.policy_digest,
-        judge_model=provenance.judge_model,
-        prompt_hash=provenance.prompt_hash,
-        label_digest=provenance.label_digest,
-        config_digest=provenance.config_digest,
+        **asdict(provenance),
     )

@@ -50,11 +50,7 @@ def node_scores(
         states: States of the nodes, in the same order.
         prompt: State → messages of the prompt for its next step.
     """
-    made = [place for place, state in enumerate(states) if state.steps]
-    scores: list[float | None] = [None] * len(nodes)
-    if made:
-        steps = [prefix_of(states[place], prompt) for place in made]
-        times = [nodes[place].depth - 1 for place in made]
-        for place, score in zip(made, model.score(steps, times), strict=True):
-            scores[place] = score
-    return scores
+    made = [(node, state) for node, state in zip(nodes, states, strict=True) if state.steps]
+    steps = [prefix_of(state, prompt) for _, state in made]
+    scores = iter(model.score(steps, [node.depth - 1 for node, _ in made]) if made else ())
+    return [next(scores) if state.steps else None for state in states]

@@ -56,9 +56,9 @@ def read_score(text: str, finish_reason: FinishReason) -> float:
     if finish_reason == "content_filter":
         raise JudgeError("the judge refused")
     reply = text.strip()
-    found = reply if reply.startswith("{") else _fenced(reply)
-    if found is not None:
-        return _in_range(_json_score(found))
+    document = reply if reply.startswith("{") else _fenced(reply)
+    if document is not None:
+        return _in_range(_json_score(document))
     if finish_reason != "stop":
         # "So the score is 0" may be the beginning of 0.85; a closed JSON object is whole.
         raise JudgeError("the reply may be incomplete (unknown finish reason)")
@@ -79,16 +79,16 @@ def _fenced(reply: str) -> str | None:
 
 def _json_score(text: str) -> float:
     try:
-        found = json.loads(
+        verdict = json.loads(
             text, strict=False, parse_constant=_no_constant, object_pairs_hook=_without_repeats
         )
     except (ValueError, RecursionError):
         raise JudgeError("not valid JSON") from None
-    if not isinstance(found, dict) or "score" not in found:
+    if not isinstance(verdict, dict) or "score" not in verdict:
         raise JudgeError("no score")
-    if not found.keys() <= {"critique", "score"}:
+    if not verdict.keys() <= {"critique", "score"}:
         raise JudgeError("unexpected keys next to the score")
-    score = found["score"]
+    score = verdict["score"]
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise JudgeError("the score is not a number")
     return score
@@ -119,7 +119,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise ValueError("a key is repeated")
-    return found
+    return unique

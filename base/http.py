@@ -8,6 +8,7 @@ the recipe does not name. No cookie is kept. A reply is refused once it has unpa
 import ipaddress
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
@@ -127,8 +128,8 @@ class HttpClient:
                 response.close()
                 raise Redirected(response.status, _target(url, response.headers["Location"]))
             packed = await _unpacked(response)
-            kept = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_KEPT]
-            return Reply(response.status, kept, packed)
+            shown = [pair for pair in response.raw_headers if pair[0].lower() not in _DROPPED]
+            return Reply(response.status, shown, packed)
 
     async def close(self) -> None:
         """Cuts the connections."""
@@ -141,7 +142,7 @@ class HttpClient:
         await self.close()
 
 
-_NOT_KEPT = frozenset(
+_DROPPED = frozenset(
     {b"set-cookie", b"set-cookie2", b"content-encoding", b"content-length", b"transfer-encoding"}
 )
 
@@ -294,16 +295,11 @@ def _goes_direct(host: str, netloc: str, exempt: str) -> bool:
     if proxy_bypass(netloc.rpartition("@")[2]) or proxy_bypass(host):
         return True
     address = _ip(host)
-    return address is not None and any(
-        address in network for network in map(_network, exempt.split(",")) if network is not None
-    )
-
-
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    try:
-        return ipaddress.ip_network(text.strip(), strict=False)
-    except ValueError:
-        return None
+    for network in exempt.split(",") if address else ():
+        with suppress(ValueError):
+            if address in ipaddress.ip_network(network.strip(), strict=False):
+                return True
+    return False
 
 
 def _through(proxy: Proxy | None) -> dict[str, Any]:

@@ -27,11 +27,11 @@ def out_of_memory_message(error: BaseException) -> str | None:
 
     Ignores out-of-memory errors of a server, which its client raises as other errors.
     """
-    meant = [one for one in _chain(error) if _is_meant(one)]
-    return _first_line(meant[-1]) if meant else None
+    causes = [cause for cause in _chain(error) if _is_out_of_memory(cause)]
+    return _first_line(causes[-1]) if causes else None
 
 
-def _is_meant(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ in TYPES
@@ -49,15 +49,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yields the error, the members of a group, and the causes of each."""
     waiting, seen = [error], set[int]()
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        error = waiting.pop()
+        if id(error) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        context = None if one.__suppress_context__ else one.__context__
-        waiting += [cause for cause in (context, one.__cause__) if cause is not None]
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions
+        seen.add(id(error))
+        yield error
+        context = None if error.__suppress_context__ else error.__context__
+        waiting += [cause for cause in (context, error.__cause__) if cause is not None]
+        if isinstance(error, BaseExceptionGroup):
+            waiting += error.exceptions
 
 
 def _first_line(error: BaseException) -> str:
@@ -67,7 +67,7 @@ def _first_line(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, line)))
 
 
-def format_memory_error(said: str) -> str:
+def format_memory_error(problem: str) -> str:
     """Returns the error message for a person, with advice."""
-    readable = "".join(char if char.isprintable() else " " for char in said)
+    readable = "".join(char if char.isprintable() else " " for char in problem)
     return f"error: memory ran out ({readable}). {ADVICE}"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from base.safe_files import RECORD_BYTES, read_inside
+from base.safe_files import read_inside
 from base.text import storable_values
 
 
@@ -35,7 +35,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         raise ValueError("is nested too deeply") from error
 
 
-def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str, Any]:
+def object_inside(folder: Path, name: str) -> dict[str, Any]:
     """Returns the JSON object in a file inside a folder (see `base.safe_files`).
 
     Raises:
@@ -43,7 +43,7 @@ def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str
         OSError: If it is missing or cannot be read.
         ValueError: If it is not a JSON object.
     """
-    return as_object(parse_json(read_inside(folder, name, most), constants=True))
+    return as_object(parse_json(read_inside(folder, name), constants=True))
 
 
 def as_object(value: Any) -> dict[str, Any]:

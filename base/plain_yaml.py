@@ -137,12 +137,12 @@ class _Plain:
         if node.tag == _TEXT:
             return node.value
         try:
-            found = self.loader.construct_object(node)
+            value = self.loader.construct_object(node)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
             raise self._fault(node, f"{node.value[:100]!r} cannot be read as {node.tag}") from error
-        if found is None or isinstance(found, str | bool | int | float):
-            return found
-        raise self._fault(node, f"{node.value} is a {type(found).__name__}; put it in quotes")
+        if value is None or isinstance(value, str | bool | int | float):
+            return value
+        raise self._fault(node, f"{node.value} is a {type(value).__name__}; put it in quotes")
 
     def _fault(self, node: yaml.Node, what: str) -> ConfigError:
         return ConfigError(f"{self.place}:{node.start_mark.line + 1}: {what}")

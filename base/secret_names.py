@@ -1,7 +1,8 @@
 """Recognises secrets, by name or by form; their values are neither stored nor shown."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 REDACTED = "[redacted]"
 
@@ -50,23 +51,19 @@ def contains_key(path: str) -> bool:
 
 def redacted_setting(word: str) -> str:
     """Returns `a.b=value` of a command line; removes the value if the name is that of a secret."""
-    found = _SETTING.fullmatch(word)
-    if found is None or not names_secret(found["name"]):
+    setting = _SETTING.fullmatch(word)
+    if setting is None or not names_secret(setting["name"]):
         return word
-    return f"{found['name']}{found['is']}{REDACTED}"
+    return f"{setting['name']}{setting['is']}{REDACTED}"
 
 
 def redacted_command(words: Sequence[str]) -> list[str]:
     """Returns a command line with secrets removed, for storage."""
-    return list(_kept(words))
+    return [_redacted(word, before) for before, word in pairwise(("", *words))]
 
 
-def _kept(words: Sequence[str]) -> Iterator[str]:
-    before = ""
-    for word in words:
-        if before.startswith("-") and "=" not in before and names_secret(before):
-            yield REDACTED
-        else:
-            kept = redacted_setting(word)
-            yield _IN_URL.sub(REDACTED, kept) if "://" in kept else kept
-        before = word
+def _redacted(word: str, before: str) -> str:
+    if before.startswith("-") and "=" not in before and names_secret(before):
+        return REDACTED
+    word = redacted_setting(word)
+    return _IN_URL.sub(REDACTED, word) if "://" in word else word

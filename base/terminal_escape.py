@@ -60,11 +60,10 @@ def inert_yaml(value: Any) -> str:
 
 
 def _spelled(text: str, spell: Callable[[str], str]) -> str:
-    return "".join(c if c.isprintable() or _is_harmless(c) else spell(c) for c in text)
+    def is_harmless(c: str) -> bool:
+        return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 
-
-def _is_harmless(character: str) -> bool:
-    return character in _JOINERS or unicodedata.category(character) == "Zs"
+    return "".join(c if is_harmless(c) else spell(c) for c in text)
 
 
 def _as_python(character: str) -> str:

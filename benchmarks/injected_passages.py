@@ -122,7 +122,7 @@ async def of_judge(
             judging.score(q, state, f"judge/{len(text)}")
             for q, state in zip(questions, asked, strict=True)
         )
-        return [verdict.score for verdict in await asyncio.gather(*calls)]
+        return [verdict.judge_score for verdict in await asyncio.gather(*calls)]
 
     clean = await judged("")
     print(f"| clean | {100 * fmean(s for s in clean if s is not None):.1f} | |")

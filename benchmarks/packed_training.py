@@ -22,10 +22,11 @@ from typing import Any
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.arguments import silence_libraries, trainer_arguments
-from training.likelihood import step_logps
+from training.arguments import silence_libraries
+from training.packing import step_logps
 from training.preference.pairs import PreferenceTokens, tokenise_pairs
 from training.settings import DpoSettings, TrainingSettings
+from training.training_run import TrainingRun
 from weights.policy_files import load_policy, policy_files
 
 
@@ -53,20 +54,20 @@ def train_once(
     """Trains a new adapter on `start` and discards it; loading is not timed."""
     from transformers import PrinterCallback
 
-    from training.preference.trainer import pair_trainer, set_reference_logps
+    from training.preference.trainer import PairTrainer
 
-    model, tokenizer = load_policy(policy_files(start))
     measured = Measured()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = trainer_arguments(training, "dpo", Path(folder), seed=0)
-        trainer = pair_trainer(model, tokenizer, pairs, training, arguments)
+        run = TrainingRun("dpo", training, start, Path(folder), seed=0)
+        model, tokenizer = run.load_start()
+        trainer = PairTrainer(model, tokenizer, pairs, run)
         trainer.remove_callback(PrinterCallback)
         model.get_input_embeddings().register_forward_hook(counting(measured))
         began = time.perf_counter()
         if training.packed:
             rows = [row for pair in pairs for row in pair.rows]
             with trainer.model.disable_adapter():
-                set_reference_logps(trainer, pairs, step_logps(trainer, rows, packed=True))
+                trainer.use_start_logps(step_logps(trainer, rows))
         trainer.train()
         measured.seconds = time.perf_counter() - began
     return measured

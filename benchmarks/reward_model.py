@@ -23,8 +23,7 @@ from storage.records import Message
 from training.reward_model.comparisons import SiblingComparison
 from training.reward_model.train import RewardTrainingData, train_reward_model
 from training.settings import RewardModelSettings
-from weights.backbone import Backbone, Tokens, Vector
-from weights.embedding import FrozenEncoder, Prefix
+from weights.embedding import Backbone, FrozenEncoder, Prefix, Tokens, Vector
 from weights.policy_files import PACKAGED
 
 TOKENS = 600

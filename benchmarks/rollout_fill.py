@@ -22,7 +22,6 @@ from typing import Any
 
 from engines.embedded.openvino import OpenVINOEngine
 from engines.sampling import Engine
-from rewards.schemes import scheme_of
 from runs.factories import engine_for, open_data, open_index
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
@@ -116,7 +115,7 @@ def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
         data = open_data(recipe)
         retriever = open_index(recipe, data.passages)
         with Ledger(Path(name) / "ledger.sqlite") as ledger:
-            gate, scheme = Gate(recipe.limits, ledger.totals), scheme_of(recipe)
+            gate = Gate(recipe.limits, ledger.totals)
             serving = Open(engine_for(recipe.policy, recipe))
             source = Counted(
                 call,
@@ -126,7 +125,6 @@ def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
                 retriever,
                 ledger,
                 gate,
-                scheme,
                 serving,
                 Content((), 0.0),
             )

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Self, cast
 
-from base.errors import EndpointError, StorageError
+from base.errors import BudgetExceeded, EndpointError, StorageError
 from base.text import replace_surrogates
 from engines.reasoning import READER
 from engines.sampling import (
@@ -46,19 +46,13 @@ class LedgeredEngine:
         price: Price | None = None,
         before_call: BeforeCall | None = None,
     ) -> None:
+        self.model = engine.model
+        self.digest = engine.digest
         self._engine = engine
         self._ledger = ledger
         self._price = price
         self._before_call = before_call
         self._under_way: dict[str, asyncio.Task[Completion]] = {}
-
-    @property
-    def model(self) -> str:
-        return self._engine.model
-
-    @property
-    def digest(self) -> str:
-        return self._engine.digest
 
     @property
     def capabilities(self) -> Capabilities:
@@ -122,7 +116,7 @@ class LedgeredEngine:
         self, key: str, request: SampleRequest, completion: Completion, error: str | None
     ) -> Call:
         identity, usage, stop = request.identity, completion.usage, completion.stop_reason
-        kept = completion if request.tokens else _EMPTY
+        tokens = completion if request.tokens else _EMPTY
         return Call(
             key=key,
             role=identity.role,
@@ -147,9 +141,9 @@ class LedgeredEngine:
             reasoning=replace_surrogates(completion.reasoning),
             raw=completion.raw,
             reader=READER,
-            prompt_ids=packed("i", kept.prompt_ids),
-            token_ids=packed("i", kept.token_ids),
-            logprobs=packed("f", kept.logprobs),
+            prompt_ids=packed("i", tokens.prompt_ids),
+            token_ids=packed("i", tokens.token_ids),
+            logprobs=packed("f", tokens.logprobs),
         )
 
     async def __aenter__(self) -> Self:
@@ -188,3 +182,32 @@ def _completion(call: Call) -> Completion:
         latency_s=call.latency_s,
         attempts=call.attempts,
     )
+
+
+@dataclass(frozen=True)
+class NoCallEngine:
+    """Replaces the original engine inside a `LedgeredEngine`: only stored calls succeed.
+
+    `model`, `digest` and `capabilities` are the original engine's, because they decide the calls'
+    keys.
+    """
+
+    model: str
+    digest: str
+    capabilities: Capabilities
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Fails: any call that reaches this engine is missing from the ledger.
+
+        Raises:
+            BudgetExceeded: Always.
+        """
+        raise BudgetExceeded(
+            f"a call for question {request.identity.question_id} is not in the ledger"
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        pass

@@ -207,18 +207,14 @@ def _hashed(content: object) -> str:
 
 
 _VALUES: dict[type, Callable[[Any], Any]] = {
-    one: attrgetter(*(field.name for field in fields(one) if field.name != "tokens"))
-    for one in (SampleRequest, Message, Sampling, CallIdentity, Structure)
+    part: attrgetter(*(field.name for field in fields(part) if field.name != "tokens"))
+    for part in (SampleRequest, Message, Sampling, CallIdentity, Structure)
 }
-
-
-def _values(part: object) -> Any:
-    return _VALUES[type(part)](part)
-
-
 # Every call needs a key. Arrays of all fields in a fixed order are as unambiguous as objects with
 # names, at a quarter of the cost.
-_in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_values).encode
+_in_order = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=lambda part: _VALUES[type(part)](part)
+).encode
 
 
 def derived_seed(key: str) -> int:

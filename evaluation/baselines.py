@@ -60,8 +60,8 @@ def one_shot(material: Material) -> Baseline:
     """Reads the passages that the question retrieves; this search does not count as a step."""
 
     async def begin(question: Question) -> State:
-        found = await material.retriever.search(question.question, material.top_k)
-        return State(question.question, given=tuple(found))
+        passages = await material.retriever.search(question.question, material.top_k)
+        return State(question.question, given=tuple(passages))
 
     return Baseline(begin)
 
@@ -127,9 +127,9 @@ def majority_answers(questions: Iterable[Question]) -> dict[str, str]:
     for question in questions:
         counts[question.source].update({normalise(gold) for gold in question.answers} - {""})
     return {
-        source: min(found, key=lambda answer: (-found[answer], answer))
-        for source, found in sorted(counts.items())
-        if found
+        source: min(answers, key=lambda answer: (-answers[answer], answer))
+        for source, answers in sorted(counts.items())
+        if answers
     }
 
 

@@ -43,11 +43,11 @@ class Evaluated:
         """Collects predictions and faults, in their order."""
         predictions, failures, unanswered = [], [], []
         stage, seed = f"eval {answering.policy}", answering.environment.seed
-        for question, found in results:
-            if isinstance(found, Prediction):
-                predictions.append(found)
+        for question, result in results:
+            if isinstance(result, Prediction):
+                predictions.append(result)
             else:
-                failures.append(Failure.of(question.id, stage, found))
+                failures.append(Failure.of(question.id, stage, result))
                 unanswered.append(score_failure(question, seed=seed))
         return cls(predictions, failures, unanswered, skipped, pending)
 
@@ -57,8 +57,8 @@ def askable(
 ) -> tuple[list[Question], Counter[str]]:
     """Returns the questions that a protocol can take, and the number that it cannot, by reason."""
     reasons = [(question, protocol.unfit(question)) for question in questions]
-    asked = [question for question, why in reasons if why is None]
-    return asked, Counter(why for _, why in reasons if why is not None)
+    fit = [question for question, reason in reasons if reason is None]
+    return fit, Counter(reason for _, reason in reasons if reason is not None)
 
 
 @dataclass(frozen=True, slots=True)

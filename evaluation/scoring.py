@@ -7,18 +7,14 @@ from agent.environment import Environment, Trajectory
 from agent.protocol import AgentProtocol
 from agent.state import INVALID, Action, State, Step, is_search
 from rewards.answers import guessable, normalise, supporting_recall
-from rewards.arena import arena_verdicts
-from rewards.eval_rar import eval_rar_verdicts
+from rewards.arena import Arena
+from rewards.eval_rar import EvalRar
 from rewards.outcome import AnswerScores, Verdicts
-from rewards.r1_searcher import r1_searcher_verdicts
+from rewards.r1_searcher import R1Searcher
 from storage.records import FailedPrediction, Prediction, Question
 
 VERDICTS: dict[str, Callable[[Question, AgentProtocol, State], Verdicts]] = {
-    "arena": arena_verdicts,
-    "r1-searcher": r1_searcher_verdicts,
-    "eval-rar": eval_rar_verdicts,
-    "search-r1": eval_rar_verdicts,
-    "autorefine": eval_rar_verdicts,
+    name: scheme.verdicts for scheme in (Arena, R1Searcher, EvalRar) for name in scheme.protocols
 }
 """Rules by protocol; for any other protocol, the format is correct if no action is invalid."""
 

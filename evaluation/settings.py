@@ -44,10 +44,10 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
         return {"model": value} if isinstance(value, str) else value
 
     @model_serializer(mode="wrap")
-    def _write_own(self, write: SerializerFunctionWrapHandler) -> Any:
+    def _write_named(self, write: SerializerFunctionWrapHandler) -> Any:
         """Writes the settings that the block names: only those are not the recipe's."""
-        own = _own(self, write)
-        return own["model"] if own.keys() == {"model"} else own
+        named = _named(self, write)
+        return named["model"] if named.keys() == {"model"} else named
 
 
 class EvaluationJudge(JudgeSettings):
@@ -66,11 +66,11 @@ class EvaluationJudge(JudgeSettings):
     reads: Literal["answer", "reply"] = "answer"
 
     @model_serializer(mode="wrap")
-    def _write_own(self, write: SerializerFunctionWrapHandler) -> Any:
-        return _own(self, write)
+    def _write_named(self, write: SerializerFunctionWrapHandler) -> Any:
+        return _named(self, write)
 
 
-def _own(block: Settings, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+def _named(block: Settings, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
     """Writes the settings that a block names."""
     return {name: value for name, value in write(block).items() if name in block.model_fields_set}
 

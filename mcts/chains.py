@@ -18,17 +18,9 @@ visits only below the state at which it begins. If it were counted up to the roo
 which have more branches, would weigh more.
 """
 
-from mcts.search import (
-    Evaluate,
-    Expand,
-    KeepGoing,
-    always,
-    draw_step,
-    play_out,
-    terminal_only,
-)
+from mcts.search import Evaluate, Expand, KeepGoing, draw_step, play_out, terminal_only
 from mcts.settings import SearchSettings
-from mcts.tree import Node, StateT, Tree
+from mcts.tree import StateT, Tree
 
 
 async def sample_chains(
@@ -36,7 +28,7 @@ async def sample_chains(
     expand: Expand[StateT],
     evaluate: Evaluate[StateT],
     settings: SearchSettings,
-    keep_going: KeepGoing = always,
+    keep_going: KeepGoing = lambda: True,
 ) -> Tree[StateT]:
     """Samples `settings.iterations` chains from `root`, as a prefix tree.
 
@@ -58,18 +50,11 @@ async def sample_chains(
             return tree
         tree.back_up(await play_out(tree, tree.root, expand, evaluate_node, iteration))
     for node in [node for node in tree.nodes if not node.terminal]:
-        while needs_branch(node, settings.branches):
+        # A state that gives the same child over and over is left alone.
+        while len(node.children) < settings.branches and node.draws < 2 * settings.branches:
             if not keep_going():
                 return tree
             step = await draw_step(tree, node, expand, evaluate_node, iteration + 1)
             leaf = await play_out(tree, step, expand, evaluate_node, iteration + 1)
             tree.back_up(leaf, stop_at=node.id)
     return tree
-
-
-def needs_branch(node: Node[StateT], branches: int) -> bool:
-    """Returns whether a visited state gets another draw.
-
-    It has too few children; one that gives the same over and over is left alone.
-    """
-    return len(node.children) < branches and node.draws < 2 * branches

@@ -44,17 +44,12 @@ KeepGoing = Callable[[], bool]
 """Called before every iteration: returns whether it may start."""
 
 
-def always() -> bool:
-    """Keeps going as long as there are iterations."""
-    return True
-
-
 async def search(
     root: StateT,
     expand: Expand[StateT],
     evaluate: Evaluate[StateT],
     settings: SearchSettings,
-    keep_going: KeepGoing = always,
+    keep_going: KeepGoing = lambda: True,
 ) -> Tree[StateT]:
     """Grows a tree from `root` with `settings.iterations` simulations.
 

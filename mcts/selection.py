@@ -39,4 +39,4 @@ def select_child(
         q = tree.normalised_q(tree.q(child)) if normalise else tree.q(child)
         return score(q, child.visits, sibling_visits, node.visits, c)
 
-    return max(children, key=lambda child: (scored(child), -child.id))
+    return max(children, key=scored)  # the first of equal ones

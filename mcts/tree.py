@@ -81,11 +81,10 @@ class Tree(Generic[StateT]):
 
     def lineage(self, node: Node[StateT]) -> Iterator[Node[StateT]]:
         """Yields the node, its parent, … up to the root."""
-        current = node
-        yield current
-        while current.parent != NO_PARENT:
-            current = self.nodes[current.parent]
-            yield current
+        yield node
+        while node.parent != NO_PARENT:
+            node = self.nodes[node.parent]
+            yield node
 
     def q(self, node: Node[StateT]) -> float:
         """Q = W/M; if no pass was scored, the parent's Q, and `NEUTRAL_Q` at the root."""

@@ -12,11 +12,10 @@ _TAKE_LIMIT = frozenset({"select", "annotate", "train-grpo"})
 
 def all_stages(context: StageContext, by_type: ByType = False) -> StageResult:
     """Runs the stages."""
-    options = {"by_type": by_type}
     totals: dict[str, Any] = {}
     for name in context.recipe.stages:
         limited = context if name in _TAKE_LIMIT else replace(context, limit=None)
-        outcome = STAGES[name].run(limited, options)
+        outcome = STAGES[name].run(limited, {"by_type": by_type})
         totals[name] = outcome.totals
         if outcome.exit_code != DONE:
             return StageResult(totals, outcome.exit_code)

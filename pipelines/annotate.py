@@ -11,14 +11,14 @@ are all stored, even if the models are gone.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow.compute as pc
 
-from annotation.annotator import AnnotatedQuestion
+from analysis.table import Sheet
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
 from retrieval.interface import Retriever
@@ -27,14 +27,13 @@ from runs.annotation.dataset_card import describe_search, write_card
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.tree_growing import grow_questions
 from runs.cost_bounds import tree_cost
-from runs.costs import TREE_CALLS, CostEstimate, describe_costs, estimate_from_run
+from runs.costs import TREE_CALLS, describe_costs, estimate_from_run
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, existing_run, open_run
 from runs.inputs import (
     adds_questions,
     annotation_inputs,
     check_not_fewer,
-    model_digests,
     noted_model_digests,
 )
 from runs.preflight import log_notes, require, servers, weights
@@ -59,53 +58,32 @@ def annotate(
     recipe = context.limited_recipe
     replayed = noted_model_digests(existing_run(context.run)) if replay else None
     data = _check(context, recipe, replayed)
+    done = question_ids(context.run, "trees") if context.run.is_dir() else set()
+    pending = sum(question.id not in done for question in data.questions)
     if context.dry_run:
-        return _estimate(context, recipe, data).report(context, questions=len(data.questions))
-    run, retriever = _prepare(context, recipe, data, replayed)
+        units = pending, pending
+        bounds = tree_cost(recipe, data).times(units)
+        estimate = estimate_from_run(
+            context, TREE_CALLS, "trees", "question", units, bounds, recipe
+        )
+        return estimate.report(context, questions=len(data.questions))
+    if pending and replayed is None:  # a finished run needs no endpoint
+        require(servers(recipe))
+    retriever = open_index(recipe, data.passages, context.log)
+    inputs = annotation_inputs(recipe, data, retriever, replayed)
+    grown = ("questions",) if adds_questions(context.run, data.questions) else ()
+    run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
     return asyncio.run(_grow(context, run, data, retriever, replayed))
 
 
 def _check(context: StageContext, recipe: Recipe, replayed: Replayed) -> Data:
     """Reads the data, logs the plan, and checks everything that needs no endpoint."""
-    check_not_confirmed(recipe)
-    data = open_data(recipe)
-    announce(context, recipe, data)
-    # Before the run folder has a recipe in it, which the fixed command would not be let change.
-    check_run_folder(context.run, recipe)
-    check_not_fewer(context.run, data.questions, recipe.data.limit)
-    if replayed is None:
-        require(weights(recipe))
-    if told := outdated_weights_warning(recipe):
-        context.log(told)
-    return data
-
-
-def _prepare(
-    context: StageContext, recipe: Recipe, data: Data, replayed: Replayed
-) -> tuple[Run, Retriever]:
-    if _pending(context.run, data) and replayed is None:
-        require(servers(recipe))
-    retriever = open_index(recipe, data.passages, context.log)
-    inputs = annotation_inputs(recipe, data, retriever, replayed or model_digests(recipe))
-    grown = ("questions",) if adds_questions(context.run, data.questions) else ()
-    return open_run(context.run, recipe, {"data": data.notes}, inputs, grown), retriever
-
-
-def check_not_confirmed(recipe: Recipe) -> None:
-    """Checks that no pair must be confirmed: fresh rollouts need trees.
-
-    Raises:
-        ConfigError: If pairs are to be confirmed by them.
-    """
     if recipe.pairs.confirmed:
         raise ConfigError(
             "pairs.confirmed: needs fresh rollouts of the finished trees. Annotate without it, "
             "then run `branchwise diagnose` and `branchwise relabel --set pairs.confirmed=true`"
         )
-
-
-def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
-    """Logs the plan of the stage before any paid call."""
+    data = open_data(recipe)
     context.log(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
         f"{describe_search(recipe.mcts)}, labels: {recipe.scheme.describe()}"
@@ -113,25 +91,14 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
     policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
     context.log(f"policy {policy}; run folder {inert(str(context.run))}")
     log_notes(context, recipe, data)
-
-
-def _pending(run: Path, data: Data) -> int:
-    """Counts the questions without a committed tree; a finished run needs no endpoint."""
-    done = question_ids(run, "trees") if run.is_dir() else set()
-    return sum(question.id not in done for question in data.questions)
-
-
-def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate:
-    pending = _pending(context.run, data)
-    return estimate_from_run(
-        context,
-        TREE_CALLS,
-        "trees",
-        "question",
-        (pending, pending),
-        tree_cost(recipe, data).times((pending, pending)),
-        recipe,
-    )
+    # Before the run folder has a recipe in it, which the fixed command would not be let change.
+    check_run_folder(context.run, recipe)
+    check_not_fewer(context.run, data.questions, recipe.data.limit)
+    if replayed is None:
+        require(weights(recipe))
+    if warning := outdated_weights_warning(recipe):
+        context.log(warning)
+    return data
 
 
 async def _grow(
@@ -151,47 +118,16 @@ async def _grow(
             try:
                 if pending:
                     async with progress.shown(context.console), aclosing(growing) as finished:
-                        await _commit(finished, committer, progress)
+                        async for annotated in finished:
+                            committer.add(annotated)
             except BaseException:
                 with suppress(StorageError):  # report the first error, not this one
                     committer.finish()
                 raise
             totals = committer.finish()
             write_card(run)
-        spent_in_words = list(describe_costs(ledger, recipe.limits))
-    return _close(context, recipe, progress, gate, totals, spent_in_words)
-
-
-async def _commit(
-    finished: AsyncIterator[AnnotatedQuestion], committer: Committer, progress: Progress
-) -> None:
-    async for annotated in finished:
-        committer.add(annotated)
-        progress.done += 1
-        progress.failed += annotated.failure is not None
-        progress.pairs += len(annotated.pairs)
-        progress.reward(n.reward for n in annotated.nodes if n.reward is not None)
-
-
-def _close(
-    context: StageContext,
-    recipe: Recipe,
-    progress: Progress,
-    gate: Gate,
-    totals: dict[str, object],
-    spent_in_words: Sequence[str],
-) -> StageResult:
-    progress.counts.update(totals["counts"])  # type: ignore[call-overload]
-    context.console.print(progress.closing_table())
-    context.log(
-        f"wrote {inert(str(context.run))}: {totals['questions_done']} questions done, "
-        f"{totals['questions_failed']} failed, {totals['pairs']} pairs, {spent_in_words[0]}"
-    )
-    for line in spent_in_words[1:]:
-        context.log(line)
-    if not totals["pairs"] and totals["questions_done"]:
-        reason = protocol_warning(context.run, recipe.policy.model)
-        context.log(reason or no_pairs_reason(progress.counts))
+        spent, *caveats = describe_costs(ledger, recipe.limits)
+    _log_totals(context, recipe, totals, spent, caveats)
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code)
@@ -201,11 +137,26 @@ def _close(
             "annotate` without --replay"
         )
         return StageResult(totals, LIMIT_REACHED)
-    failed = Counter(
-        {k.partition(": ")[2]: n for k, n in progress.counts.items() if k.startswith(FAILED)}
+    counts = totals["counts"].items()
+    failed = Counter({k.partition(": ")[2]: n for k, n in counts if k.startswith(FAILED)})
+    return StageResult(totals, failure_code(context, failed, progress.total, "questions failed"))
+
+
+def _log_totals(
+    context: StageContext, recipe: Recipe, totals: dict[str, Any], spent: str, caveats: list[str]
+) -> None:
+    """Prints everything dropped or noted, by reason, and what was written at which cost."""
+    rows = tuple((reason, f"{count:,}") for reason, count in sorted(totals["counts"].items()))
+    context.console.print(Sheet("annotate: counted", ("what", "n"), rows).text())
+    context.log(
+        f"wrote {inert(str(context.run))}: {totals['questions_done']} questions done, "
+        f"{totals['questions_failed']} failed, {totals['pairs']} pairs, {spent}"
     )
-    code = failure_code(context, failed, progress.total, "questions failed")
-    return StageResult(totals, code)
+    for caveat in caveats:
+        context.log(caveat)
+    if not totals["pairs"] and totals["questions_done"]:
+        reason = protocol_warning(context.run, recipe.policy.model)
+        context.log(reason or no_pairs_reason(totals["counts"]))
 
 
 ADVICE = {

@@ -89,14 +89,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_arguments(one: argparse.ArgumentParser, stage: Stage) -> None:
-    add = one.add_argument
+def _add_arguments(parser: argparse.ArgumentParser, stage: Stage) -> None:
+    add = parser.add_argument
     add("--config", type=Path, metavar="FILE", help="default: the run's own, else atlas")
     add("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
     add("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
     add("--resume", action="store_true", help="never replace another training's checkpoints")
     add("--json", action="store_true", help="totals as JSON on the last line")
-    one.set_defaults(dry_run=False, limit=None, history=None)
+    parser.set_defaults(dry_run=False, limit=None, history=None)
     if "dry_run" in stage.options_of_context:
         add("--dry-run", action="store_true", help="show plan and cost, then stop")
     if "limit" in stage.options_of_context:
@@ -104,10 +104,10 @@ def _add_arguments(one: argparse.ArgumentParser, stage: Stage) -> None:
     if "history" in stage.options_of_context:
         add("--history", type=Path, metavar="DIR", help="a dry run estimates from this run's calls")
     for option in stage.options():
-        _add_option(one, option)
+        _add_option(parser, option)
 
 
-def _add_option(one: argparse.ArgumentParser, option: Parameter) -> None:
+def _add_option(parser: argparse.ArgumentParser, option: Parameter) -> None:
     """Adds the argument of a stage function's parameter; its annotation has the type and help."""
     kind, text, *count = get_args(option.annotation)
     if isinstance(kind, UnionType):
@@ -129,10 +129,10 @@ def _add_option(one: argparse.ArgumentParser, option: Parameter) -> None:
     else:
         how["type"] = kind
     if count:
-        one.add_argument(option.name, nargs=count[0], **how)
+        parser.add_argument(option.name, nargs=count[0], **how)
     else:
         flag = f"--{option.name.replace('_', '-')}"
-        one.add_argument(flag, required="default" not in how, **how)
+        parser.add_argument(flag, required="default" not in how, **how)
 
 
 def _count(text: str) -> int:

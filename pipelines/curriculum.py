@@ -15,6 +15,7 @@ Markdown, CSV) and plot are next to the journal.
 """
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from base.atomic import atomic_write_json, atomic_write_text
 from base.errors import ConfigError
 from base.lock import RunLock
 from base.plain_json import object_inside
-from runs.curriculum.checks import BEGUN, FITS, FOLDER, check_curriculum, planned, questions_of
+from rewards.schemes import naming
+from runs.annotation.reward_model import encoder_of
 from runs.curriculum.cycle import (
     STAGES,
     START,
@@ -33,31 +35,59 @@ from runs.curriculum.cycle import (
     best,
     carry_out,
     evaluate_on_dev,
+    questions_of,
     stalled,
 )
 from runs.curriculum.report import write_curriculum_report
-from runs.folder import check_unchanged, open_run
+from runs.factories import open_data
+from runs.folder import check_run_folder, check_unchanged, open_run
 from runs.inputs import model_digest
+from runs.preflight import cannot_serve_trained_reason, require, require_matplotlib, weights
 from runs.recipe import Recipe
-from runs.record import dump_recipe
+from runs.recipe_file import load_recipe
+from runs.record import dump_recipe, flat
 from runs.stage import StageContext, StageResult
-from runs.studies.study_runner import StageStopped, StudyRunner, overrides
+from runs.studies.study_runner import MEMORY_SETTINGS, StageStopped, StudyRunner, overrides
+from weights.policy_files import policy_files
 
+FITS = (
+    *MEMORY_SETTINGS,
+    "training.dpo.max_length",
+    "training.max_dropped_share",
+    "training.reward_model.max_length",
+)
+"""Settings that let a training resume after it ran out of memory or prompt length."""
+
+FOLDER = "curriculum"
+"""Subfolder of the run: journal, tables, recipe and start of the curriculum."""
+BEGUN = "begun.yaml"
+"""File with the recipe at the start; `config.yaml` has the one of the last stage."""
+
+MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
+"""Settings that may change when a curriculum resumes. Finished cycles stay valid."""
 START_POLICY_FILE = "start.json"
 """Which weights the curriculum was started with, next to its journal."""
 
 
 def curriculum(context: StageContext) -> StageResult:
     """Runs the stage (see module)."""
-    recipe = context.recipe
+    recipe, settings = context.recipe, context.recipe.curriculum
     check_curriculum(context)
-    announce(context)
+    context.log(
+        f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
+        f"{settings.cycles.refinement}; {questions_of(recipe)} questions each, "
+        f"{settings.dev_questions} dev questions; policy {recipe.policy.model}; "
+        f"run folders {context.run}, {context.run}-<stage>-<number>"
+    )
     course = CurriculumState(
         StudyRunner(context, (recipe.seed,), context.run / FOLDER, "curriculum", FITS)
     )
     if context.dry_run:
+        context.log(
+            "as if every cycle were carried out, and the last one of Discovery were its best:"
+        )
         course.run()
-        return StageResult({"cycles": planned(recipe), "dry_run": True})
+        return StageResult({"cycles": settings.cycles.total, "dry_run": True})
     open_run(context.run, recipe, {})
     course.runner.folder.mkdir(exist_ok=True)
     try:
@@ -74,11 +104,78 @@ def curriculum(context: StageContext) -> StageResult:
     return StageResult({**course.totals(), "final": asdict(final)})
 
 
+def check_curriculum(context: StageContext) -> None:
+    """Runs all checks of a curriculum.
+
+    Raises:
+        ConfigError: If the recipe is not a curriculum's, the run folder holds another one, or there
+            are too few questions.
+    """
+    recipe = context.recipe
+    check_run_folder(context.run)
+    if faults := list(_faults(recipe)):
+        raise ConfigError("\n".join(faults))
+    require_matplotlib()
+    begun = context.run / FOLDER / BEGUN
+    if begun.exists():
+        check_unchanged(context.run, _fixed_settings(load_recipe(begun)), _fixed_settings(recipe))
+    # Each cycle scores pairs with its own reward model, not that of the recipe.
+    by_label = recipe.pairs.model_copy(update={"score": "labels"})
+    require(weights(recipe.model_copy(update={"pairs": by_label})))
+    if recipe.curriculum.reward_model:
+        policy_files(encoder_of(recipe))
+    cycles, each = recipe.curriculum.cycles.total, questions_of(recipe)
+    all_of_them = recipe.data.model_copy(update={"limit": cycles * each})
+    available = len(open_data(recipe, all_of_them).questions)
+    if available < cycles * each:
+        raise ConfigError(
+            f"curriculum: {cycles} cycles need {each} questions each, but there are {available}: "
+            "lower curriculum.questions or curriculum.cycles"
+        )
+
+
+def _faults(recipe: Recipe) -> Iterator[str]:
+    scheme = recipe.scheme
+    if not scheme.stages:
+        yield (
+            f"curriculum: the reward scheme `{recipe.rewards.scheme}` does not have stages; set "
+            f"rewards.scheme: {naming(lambda scheme: bool(scheme.stages))}"
+        )
+    elif not any(scheme.weights(0).values()):
+        yield (
+            "curriculum: all reward weights are 0, so there would be no pairs to train on: choose "
+            "another rewards.schedule"
+        )
+    if recipe.pairs.score == "reward_model" and not recipe.curriculum.reward_model:
+        yield (
+            "pairs.score is `reward_model`, which each cycle must train, but "
+            "curriculum.reward_model is false: set it to true, or pairs.score to labels"
+        )
+    if fault := cannot_serve_trained_reason(recipe.policy):
+        yield fault
+    if not questions_of(recipe):
+        yield (
+            "curriculum.questions and data.limit are not set, so the first cycle would use all "
+            "questions: set curriculum.questions"
+        )
+    for settings in recipe.data.mix or (recipe.data,):
+        if settings.split not in {"train", "warm"}:
+            yield (
+                f"data.split of {settings.source} is {settings.split or 'not set'}, so cycles "
+                "could train on questions of dev or test: set it to train"
+            )
+
+
+def _fixed_settings(recipe: Recipe) -> dict[str, Any]:
+    settings = flat(recipe.model_dump(mode="json"))
+    return {name: value for name, value in settings.items() if not name.startswith(MAY_CHANGE)}
+
+
 def final_eval_command(context: StageContext, final: DevResult) -> str:
     """Returns the command that evaluates the start and the final policy on test."""
     policies = {START: context.recipe.policy.trainable, final.name: final.model}
-    asked = overrides({"evaluation.policies": policies})
-    return shlex.join(("branchwise", "eval", "--run", f"{context.run}-{final.name}", *asked))
+    words = overrides({"evaluation.policies": policies})
+    return shlex.join(("branchwise", "eval", "--run", f"{context.run}-{final.name}", *words))
 
 
 def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
@@ -107,21 +204,6 @@ def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
         atomic_write_text(folder / BEGUN, dump_recipe(recipe))
 
 
-def announce(context: StageContext) -> None:
-    """Logs the plan of the stage before any paid call."""
-    settings = context.recipe.curriculum
-    context.log(
-        f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
-        f"{settings.cycles.refinement}; {questions_of(context.recipe)} questions each, "
-        f"{settings.dev_questions} dev questions; policy {context.recipe.policy.model}; "
-        f"run folders {context.run}, {context.run}-<stage>-<number>"
-    )
-    if context.dry_run:
-        context.log(
-            "as if every cycle were carried out, and the last one of Discovery were its best:"
-        )
-
-
 @dataclass
 class CurriculumState:
     """The curriculum as far as it has come.
@@ -145,9 +227,14 @@ class CurriculumState:
         return result
 
     def _best_of(self, stage: StageName, start_policy: DevResult) -> DevResult:
-        settings, results = self.runner.recipe.curriculum, [start_policy]
+        context, settings = self.runner.context, self.runner.recipe.curriculum
+        results = [start_policy]
         for number in range(1, getattr(settings.cycles, stage) + 1):
-            if self._should_stop(stage, results):
+            # A dry run has only results without metrics.
+            if not context.dry_run and stalled(results, settings.patience):
+                context.log(
+                    f"curriculum: {stage} ends: no higher dev EM for {settings.patience} cycles"
+                )
                 break
             result = self._cycle(stage, number, results[-1])
             if result is None:
@@ -155,29 +242,21 @@ class CurriculumState:
             results.append(result)
             self.chosen[stage] = best(results)
             self._note(result)
-        # A dry run has only results without metrics.
-        return results[-1] if self.runner.context.dry_run else best(results)
-
-    def _should_stop(self, stage: StageName, results: list[DevResult]) -> bool:
-        patience = self.runner.recipe.curriculum.patience
-        if self.runner.context.dry_run or not stalled(results, patience):
-            return False
-        self.runner.context.log(f"curriculum: {stage} ends: no higher dev EM for {patience} cycles")
-        return True
+        return results[-1] if context.dry_run else best(results)
 
     def _cycle(self, stage: StageName, number: int, start_policy: DevResult) -> DevResult | None:
         self.places += 1
         searches = self.runner.recipe.mcts.evaluator == "reward_model"
-        asks = self.reward_model if searches else None
-        cycle = Cycle(stage, number, self.places, start_policy, asks)
-        self.runner.context.log(f"curriculum: {cycle.name}, starts from {cycle.start_policy.model}")
-        taught = carry_out(self.runner, cycle)
-        if taught.result is None:
+        searched_with = self.reward_model if searches else None
+        cycle = Cycle(stage, number, self.places, start_policy, searched_with)
+        self.runner.context.log(f"curriculum: {cycle.name}, starts from {start_policy.model}")
+        result, trained = carry_out(self.runner, cycle)
+        if result is None:
             self.runner.context.log(
-                f"curriculum: {cycle.stage} ends because {cycle.name} yielded no pairs"
+                f"curriculum: {stage} ends because {cycle.name} yielded no pairs"
             )
-        self.reward_model = taught.reward_model or self.reward_model
-        return taught.result
+        self.reward_model = trained or self.reward_model
+        return result
 
     def _note(self, result: DevResult) -> None:
         self.results.append(result)

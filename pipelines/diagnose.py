@@ -10,27 +10,18 @@ writes `diagnosis.json` and `diagnosis.md`, for a relabelling into its folder. T
 the ledger and in `survival/`, so none is paid for twice.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from analysis.diagnosis import PairFigures, TreeFigures, pair_figures, tree_figures
-from analysis.survival import (
-    FACETS,
-    Fresh,
-    SurvivalRow,
-    Worth,
-    sample_pairs,
-    survival_table,
-)
+from analysis.survival import FACETS, SurvivalRow, sample_pairs, survival_table
 from analysis.table import NONE, Sheet, number
 from base.atomic import atomic_write_json, atomic_write_text
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
 from runs.annotation.diagnosis_rules import (
-    SURVIVAL_NOT_APPLICABLE,
     Finding,
     conclusion,
     of_export,
@@ -49,7 +40,7 @@ from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.policy_shift import PolicyShift, movement_of
+from training.curves import PolicyShift, movement_of
 
 
 @dataclass
@@ -87,93 +78,92 @@ def diagnose(
     labels = labels_table(label)
     grown = load_manifest(run.folder).rows(labels)
     returns = not scheme.by_answer
-    unsampled = no_model or not grown or returns
-    sampled = [] if unsampled else sample_pairs(pairs, sample, context.recipe.seed)
+    is_sampled = grown and not no_model and not returns
+    sampled = sample_pairs(pairs, sample, context.recipe.seed) if is_sampled else []
     context.log(
         f"diagnose: table {table}, {len(pairs)} pairs; {len(sampled)} of them get fresh rollouts"
     )
     if context.dry_run:
         return StageResult({"pairs": len(pairs), "sample": len(sampled), "dry_run": True})
-    rolled = roll_fresh(context, run, sampled, rollouts) if sampled else None
-    if rolled is not None and rolled.pending:
+    rolled = roll_fresh(context, run, sampled, rollouts) if sampled else FreshRolloutResult({})
+    if rolled.pending:
         context.log(f"stopped: {rolled.reason}; rerun the same command to resume")
         return StageResult({"pending": rolled.pending}, rolled.exit_code)
     trees = tree_figures(tree.nodes for tree in stored_trees(run, labels))
-    found = Diagnosis(run.folder.name, label, pair_figures(pairs), trees)
-    found.findings += pair_findings(found.pairs)
-    questions = found.pairs.questions if found.pairs else 0
-    found.findings += tree_findings(found.trees, questions, returns=returns)
+    diagnosis = Diagnosis(run.folder.name, label, pair_figures(pairs), trees)
+    diagnosis.findings += pair_findings(diagnosis.pairs)
+    questions = diagnosis.pairs.questions if diagnosis.pairs else 0
+    diagnosis.findings += tree_findings(trees, questions, returns=returns)
     if returns:
-        found.findings.append(SURVIVAL_NOT_APPLICABLE)
-    if rolled is not None:
-        _add_label_survival(found, sampled, rolled.fresh, scheme.rollout_value)
-    found.findings += _training(context, found, model, export=export)
-    _report(context, found, run.folder / Path(table).parent)
-    return StageResult(found.totals(), _exit_code(context, sampled, rolled))
-
-
-def _add_label_survival(
-    found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth: Worth
-) -> None:
-    for name in (None, *FACETS):
-        found.survival[name or "all"] = survival_table(sample, fresh, worth, name)
-    found.findings.append(of_survival(next(iter(found.survival["all"]), None), len(sample)))
+        advice = (
+            "labels are returns of steps, but fresh rollouts only check which answers are right"
+        )
+        diagnosis.findings.append(Finding("label survival", "not checked", "–", advice))
+    if sampled:
+        diagnosis.survival = {
+            name or "all": survival_table(sampled, rolled.fresh, scheme.rollout_value, name)
+            for name in (None, *FACETS)
+        }
+        overall = next(iter(diagnosis.survival["all"]), None)
+        diagnosis.findings.append(of_survival(overall, len(sampled)))
+    diagnosis.findings += _training(context, diagnosis, model, export=export)
+    folder = run.folder / Path(table).parent
+    context.console.print(_sheet(diagnosis).text())
+    context.log(conclusion(diagnosis.findings))
+    atomic_write_json(folder / "diagnosis.json", diagnosis.totals())
+    atomic_write_text(folder / "diagnosis.md", markdown(diagnosis))
+    context.log(f"kept in {folder / 'diagnosis.md'}")
+    rolled_trees = len({pair.tree_id for pair in sampled})
+    code = failure_code(context, rolled.failed, rolled_trees, "trees could not be rolled out")
+    return StageResult(diagnosis.totals(), code)
 
 
 def _training(
-    context: StageContext, found: Diagnosis, named: str | None, *, export: bool
+    context: StageContext, diagnosis: Diagnosis, named: str | None, *, export: bool
 ) -> Iterator[Finding]:
     model = Path(named or model_folder(context.run, "dpo"))
-    found.training = movement_of(model)
-    if found.training is None:
+    diagnosis.training = movement_of(model)
+    if diagnosis.training is None:
         if named or export:
             raise ConfigError(f"{model}: no metrics.jsonl; train it first, or name another --model")
         yield Finding("training", "not yet", "–", f"`branchwise train-dpo --run {context.run}`")
         return
-    yield from of_training(found.training)
+    yield from of_training(diagnosis.training)
     if export:
-        yield _exported(context, found, model)
+        yield _exported(context, diagnosis, model)
     else:
         advice = "--export writes its files and compares their logits with the adapter's"
         yield Finding("export", "not looked at", "–", advice)
 
 
-def _exported(context: StageContext, found: Diagnosis, model: Path) -> Finding:
+def _exported(context: StageContext, diagnosis: Diagnosis, model: Path) -> Finding:
     from training.export import export_policy
 
     try:
         report = export_policy(str(model), precision=context.recipe.policy.precision)
     except StorageError as error:
         return Finding("export", "the trained change is lost", "bad", str(error))
-    found.export = report.totals()
-    return of_export({one.form: one.kept.correlation for one in report.exported})
+    diagnosis.export = report.totals()
+    return of_export({file.form: file.correlation for file in report.exported})
 
 
-def _report(context: StageContext, found: Diagnosis, folder: Path) -> None:
-    context.console.print(_sheet(found).text())
-    context.log(conclusion(found.findings))
-    atomic_write_json(folder / "diagnosis.json", found.totals())
-    atomic_write_text(folder / "diagnosis.md", markdown(found))
-    context.log(f"kept in {folder / 'diagnosis.md'}")
-
-
-def markdown(found: Diagnosis) -> str:
+def markdown(diagnosis: Diagnosis) -> str:
     """Returns the findings, and label survival by every facet, as Markdown tables."""
-    title = found.run if found.label is None else f"{found.run}, labels `{found.label}`"
-    lines = [f"# Can {inert(title)} teach?", "", f"Conclusion: {conclusion(found.findings)}.", ""]
-    lines.append(_sheet(found).markdown())
-    if found.survival:
+    label = "" if diagnosis.label is None else f", labels `{diagnosis.label}`"
+    lines = [f"# Can {inert(diagnosis.run + label)} teach?", ""]
+    lines += [f"Conclusion: {conclusion(diagnosis.findings)}.", "", _sheet(diagnosis).markdown()]
+    if diagnosis.survival:
         rows = tuple(
-            _survival_cells(by, row) for by, rows in found.survival.items() for row in rows
+            _survival_cells(by, row) for by, rows in diagnosis.survival.items() for row in rows
         )
         lines.append(Sheet("Label survival", _SURVIVAL, rows, names=2).markdown())
     return "\n".join(lines)
 
 
-def _sheet(found: Diagnosis) -> Sheet:
+def _sheet(diagnosis: Diagnosis) -> Sheet:
     head = ("measure", "value", "verdict", "usual value, or advice")
-    rows = tuple((one.what, one.figure, one.verdict, one.advice) for one in found.findings)
-    return Sheet(f"can {found.run} teach?", head, rows, names=4)
+    rows = tuple((f.what, f.figure, f.verdict, f.advice) for f in diagnosis.findings)
+    return Sheet(f"can {diagnosis.run} teach?", head, rows, names=4)
 
 
 _SURVIVAL = (
@@ -199,11 +189,3 @@ def _survival_cells(by: str, row: SurvivalRow) -> tuple[str, ...]:
         number(row.fresh_gap, 3),
         f"{gap_low:.3f} to {gap_high:.3f}",
     )
-
-
-def _exit_code(
-    context: StageContext, sample: Sequence[Pair], rolled: FreshRolloutResult | None
-) -> int:
-    failed = Counter[str]() if rolled is None else rolled.failed
-    trees = len({pair.tree_id for pair in sample})
-    return failure_code(context, failed, trees, "trees could not be rolled out")

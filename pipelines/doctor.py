@@ -17,8 +17,8 @@ from runs.preflight import (
     Check,
     data_files,
     evaluated,
+    failed_checks,
     log_notes,
-    problems,
     servers,
     start_files,
     weights,
@@ -28,8 +28,6 @@ from runs.stage import BAD_INPUT, DONE, StageContext, StageResult
 from storage.cache import check_cache_not_shared
 
 EXTRAS = ("cpu", "train", "dense", "study")
-TRAINERS = frozenset({"train-sft", "train-dpo", "train-grpo"})
-"""Stages that train the policy."""
 
 
 def doctor(context: StageContext) -> StageResult:
@@ -42,18 +40,19 @@ def doctor(context: StageContext) -> StageResult:
     for extra in EXTRAS:
         missing = missing_packages(extra)
         context.log(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")
-    found = list(problems_of(context.recipe, context.run))
-    for problem in found:
+    problems = list(problems_of(context.recipe, context.run))
+    for problem in problems:
         context.log(f"problem: {problem}")
     log_notes(context, context.recipe)
-    policy, trainings = context.recipe.policy, TRAINERS & set(context.recipe.stages)
+    policy = context.recipe.policy
+    trainings = {"train-sft", "train-dpo", "train-grpo"} & set(context.recipe.stages)
     if policy.engine == "openai" and policy.weights is None and trainings:
         context.log(
             f"note: {', '.join(sorted(trainings))} will need policy.weights, the weights that the "
             "endpoint serves"
         )
-    context.log("the recipe can run here" if not found else "fix these problems first")
-    return StageResult({"problems": found}, BAD_INPUT if found else DONE)
+    context.log("fix these problems first" if problems else "the recipe can run here")
+    return StageResult({"problems": problems}, BAD_INPUT if problems else DONE)
 
 
 def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
@@ -62,7 +61,7 @@ def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     cache: Check = ("cache", check_cache_not_shared)
     base = start_files("training.warm_start.base", recipe, recipe.training.warm_start.base)
     needs = (data_files(recipe), weights(recipe), base, servers(recipe, draw=True))
-    yield from problems(chain([folder, cache], *needs, evaluated(recipe, run)))
+    yield from failed_checks(chain([folder, cache], *needs, evaluated(recipe, run)))
 
 
 def _plain(value: object) -> str:

@@ -10,6 +10,7 @@ overwrite it. Calls are in the ledger: rerun the command to resume. `evaluation.
 stored answers; new verdicts replace earlier ones.
 """
 
+import json
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, replace
@@ -19,22 +20,22 @@ from agent.protocols import protocol_of
 from analysis.comparison import EVERYTHING, compare
 from analysis.tables import render_markdown, render_table
 from base.atomic import atomic_write_json, atomic_write_text
+from base.text import digest_of
 from evaluation.run import Evaluated, askable
-from runs.cost_bounds import CostRange, Prompts, rollout_cost
+from runs.cost_bounds import CostRange, call_cost, rollout_cost
 from runs.costs import EVALUATION_CALLS, CostEstimate, estimate_from_run, log_costs
 from runs.evaluation.answer_judging import AnswerJudging, stored_answers
 from runs.evaluation.candidates import (
     PolicyEvaluation,
     baseline_candidates,
     policies_of,
-    policy_candidates,
+    policy_candidate,
 )
 from runs.evaluation.question_set import (
     check_no_overlap,
     evaluation_data,
     evaluation_identity,
     set_name,
-    unique_name,
 )
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_or_begin
@@ -59,7 +60,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     check_run_folder(context.run)
     policies = policies_of(recipe, context.run)
     data = evaluation_data(recipe, context.limit)
-    named = [f"{k} ({one.policy.model}, {one.agent.protocol})" for k, one in policies.items()]
+    named = [f"{k} ({p.policy.model}, {p.agent.protocol})" for k, p in policies.items()]
     context.log(
         f"eval: {len(data.questions)} questions of {set_name(recipe)}, policies "
         + ", ".join((*named, *recipe.evaluation.baselines))
@@ -77,25 +78,28 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     check_no_overlap(context.run, policies.values(), data.questions)
     retriever = open_index(recipe, data.passages, context.log)
     run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
-    candidates = list(policy_candidates(recipe, policies, data))
+    candidates = [policy_candidate(*item, recipe, data) for item in policies.items()]
     candidates += baseline_candidates(recipe, context.run, data, retriever, context.log)
-    deciding = {one.name: one.deciding for one in candidates}
+    deciding = {candidate.name: candidate.deciding for candidate in candidates}
     settings = evaluation_identity(recipe, context.limit, deciding, data, retriever)
-    name = unique_name(recipe, settings)
+    name = f"{set_name(recipe)}-{digest_of(json.dumps(settings, sort_keys=True))[:6]}"
     judging = AnswerJudging.of(recipe)
     about = settings if judging is None else {**settings, "judge": judging.deciding}
     with run.open_ledger() as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", about)
         gate = Gate(recipe.limits, ledger.totals, context.log)
-        stored = {one.name: stored_answers(run, one, name) for one in candidates if judging}
-        done = {policy: answered for policy, answered in stored.items() if answered}
+        done = {
+            candidate.name: stored
+            for candidate in candidates
+            if judging and (stored := stored_answers(run, candidate, name))
+        }
         evaluation = PolicyEvaluation(context, retriever, ledger, gate)
         for policy, answered in evaluation.answers(c for c in candidates if c.name not in done):
             if answered.pending:
                 return _stopped(context, gate, ledger, list(done))
             _write(run, policy, name, answered)
             done[policy] = answered
-        done = {one.name: done[one.name] for one in candidates}
+        done = {candidate.name: done[candidate.name] for candidate in candidates}
         if judging is not None:
             judged = judging.judge(context, ledger, gate, done, data.questions)
             if judged is None:
@@ -111,25 +115,24 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
 
 
 def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -> CostEstimate:
-    recipe, bounds, asked = context.recipe, CostRange(), 0
-    for one in policies:
-        number = len(askable(data.questions, protocol_of(one.agent))[0])
-        bounds += rollout_cost(one, data).times((number, number))
-        asked += number
+    recipe, bounds, answers = context.recipe, CostRange(), 0
+    for policy in policies:
+        number = len(askable(data.questions, protocol_of(policy.agent))[0])
+        bounds += rollout_cost(policy, data).times((number, number))
+        answers += number
     baselines = len(data.questions) * len(set(recipe.evaluation.baselines) - {"majority"})
     reader = recipe.reader_recipe(context.run.name)
     bounds += rollout_cost(reader, data).times((0, baselines))  # `oracle` may lack passages
-    units = (asked, asked + baselines)
-    everyone = [*policies, *([reader] if baselines else ())]
-    one_price = all(
-        one.policy.price_per_million == everyone[0].policy.price_per_million for one in everyone
-    )
-    priced = everyone[0] if one_price else None
-    answers = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, priced)
+    units = (answers, answers + baselines)
+    first, *others = [*policies, reader] if baselines else policies
+    price = first.policy.price_per_million
+    has_one_price = all(other.policy.price_per_million == price for other in others)
+    priced = first if has_one_price else None
+    estimate = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, priced)
     if recipe.answer_judge is None:
-        return answers
-    judged = Prompts(recipe, data).calls(recipe.answer_judge, (0, asked + baselines))
-    return replace(answers, cost=answers.cost + judged)
+        return estimate
+    judged = call_cost(recipe, data, recipe.answer_judge, (0, answers + baselines))
+    return replace(estimate, cost=estimate.cost + judged)
 
 
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:
@@ -161,9 +164,9 @@ def _report(
     rows = [row.totals() for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:
         differences = [
-            {"baseline": one.baseline, **asdict(one.interval)}
-            for one in comparison.differences
-            if (one.policy, one.stratum, one.metric) == (row["policy"], EVERYTHING, "em")
+            {"baseline": paired.baseline, **asdict(paired.interval)}
+            for paired in comparison.differences
+            if (paired.policy, paired.stratum, paired.metric) == (row["policy"], EVERYTHING, "em")
         ]
         folder = run.folder / "eval" / row["policy"] / name
         atomic_write_json(folder / "metrics.json", {**row, "differences": differences})
@@ -178,10 +181,11 @@ def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
     code = DONE
     for policy, answered in done.items():
         kinds = Counter(failure.kind for failure in answered.failures)
-        asked = len(answered.failures) + len(answered.predictions)
+        questions = len(answered.failures) + len(answered.predictions)
         what = f"questions failed under {policy} and count as wrong"
-        code = failure_code(context, kinds, asked, what) or code
-    judged = [row for one in done.values() for row in one.predictions if row.em is not None]
+        code = failure_code(context, kinds, questions, what) or code
+    rows = [row for answered in done.values() for row in answered.predictions]
+    judged = [row for row in rows if row.em is not None]
     unread = sum(row.judge is None for row in judged) if context.recipe.evaluation.judge else 0
     if unread > context.recipe.limits.max_failed_share * len(judged):
         context.log(

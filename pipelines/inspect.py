@@ -95,7 +95,11 @@ def show(
     shown = 0
     for part in parts:
         if form == "table":
-            _print_table(console, as_table(part, None if shown else title))
+            table = as_table(part, None if shown else title)
+            if not console.is_terminal:
+                unbound = console.options.update(width=1_000_000)
+                console.width = max(console.width, console.measure(table, options=unbound).maximum)
+            console.print(table)
         else:
             head = f"## {inert(title)}\n\n" if title and not shown else ""
             stream.write(head + FORMATS[form](part, shown == 0))
@@ -105,13 +109,6 @@ def show(
     elif form == "md" and title:
         stream.write("\n")
     return shown
-
-
-def _print_table(console: Terminal, table: Table) -> None:
-    if not console.is_terminal:
-        unbound = console.options.update(width=1_000_000)
-        console.width = max(console.width, console.measure(table, options=unbound).maximum)
-    console.print(table)
 
 
 def as_table(result: QueryResult, title: str | None = None) -> Table:

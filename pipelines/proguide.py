@@ -13,16 +13,17 @@ The format lacks rewards, visits, ids and provenance: an exported pair is import
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent.tags import content_of
 from base.atomic import atomic_path
 from base.errors import ConfigError
-from base.reading import Faults
+from base.faults import Faults
 from base.settings import describe_errors
 from base.terminal_escape import inert_json
 from base.text import digest_of, replace_surrogates
@@ -71,8 +72,20 @@ def read_proguide(path: Path) -> list[Pair]:
     Raises:
         ConfigError: If records are faulty; lists all faults with file and record.
     """
-    faults = Faults()
-    pairs = list(pairs_of_records(read_rows(path, faults), faults))
+    faults, pairs = Faults(), list[Pair]()
+    for place, row in read_rows(path, faults):
+        try:
+            record = ProGuideRecord.model_validate(row)
+        except ValidationError as error:
+            faults.add(place, describe_errors(error))
+            continue
+        if record.chosen == record.rejected:
+            faults.add(
+                place,
+                "chosen and rejected are identical, so neither is preferred: remove the record",
+            )
+        else:
+            pairs.append(from_proguide(record))
     faults.raise_any()
     return pairs
 
@@ -87,8 +100,6 @@ _PUBLISHED = {
 }
 _OTHER = "Other"
 _OURS = {published: ours for ours, published in _PUBLISHED.items()}
-_QUESTION_MARK = "Question:"
-_EQUAL = "chosen and rejected are identical, so neither is preferred: remove the record"
 
 
 class ProGuideRecord(BaseModel):
@@ -121,11 +132,8 @@ def to_proguide(pair: Pair) -> ProGuideRecord:
             f"pair {pair.pair_id}: a pair of RAG-ProGuide has one system turn, one user turn and "
             f"one reply per side; this prompt has turns {', '.join(roles) or '(none)'}"
         )
-    system, user = (replace_surrogates(message.content) for message in pair.prompt)
-    chosen, rejected = (
-        replace_surrogates(pair.chosen[0].content),
-        replace_surrogates(pair.rejected[0].content),
-    )
+    messages = (*pair.prompt, *pair.chosen, *pair.rejected)
+    system, user, chosen, rejected = (replace_surrogates(message.content) for message in messages)
     return ProGuideRecord(
         instruction=system,
         input=user,
@@ -147,7 +155,7 @@ def from_proguide(record: ProGuideRecord) -> Pair:
     outcomes are missing, and every pair has its own tree. Ids are hashes of the texts; the question
     is the first line of the user's turn, without the word "Question:".
     """
-    asked = record.input.partition("\n")[0].removeprefix(_QUESTION_MARK).strip()
+    question = record.input.partition("\n")[0].removeprefix("Question:").strip()
     prompt = (
         Message(role="system", content=record.instruction),
         Message(role="user", content=record.input),
@@ -157,10 +165,10 @@ def from_proguide(record: ProGuideRecord) -> Pair:
     return Pair(
         pair_id=identity,
         tree_id=identity,
-        question_id=digest_of(asked),
+        question_id=digest_of(question),
         source=SOURCE,
         seed=0,
-        question=asked,
+        question=question,
         answers=(),
         parent_node=0,
         chosen_node=1,
@@ -187,22 +195,6 @@ def from_proguide(record: ProGuideRecord) -> Pair:
     )
 
 
-def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults) -> Iterator[Pair]:
-    """Yields the pairs of published records, given with their places; adds invalid ones to
-    `faults`.
-    """
-    for place, row in rows:
-        try:
-            record = ProGuideRecord.model_validate(row)
-        except ValidationError as error:
-            faults.add(place, describe_errors(error))
-            continue
-        if record.chosen == record.rejected:
-            faults.add(place, _EQUAL)
-        else:
-            yield from_proguide(record)
-
-
 def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
     """Writes pairs as the published JSON list, or as JSONL if `path` ends in `.jsonl`.
 
@@ -215,17 +207,13 @@ def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
         ConfigError: If a pair does not fit (see `to_proguide`); nothing is written then.
         StorageError: If the file could not be written.
     """
-    packed = path.suffix.lower() == ".gz"
+    open_text = partial(gzip.open if path.suffix.lower() == ".gz" else open, mode="wt")
     lines = path.name.removesuffix(".gz").endswith(".jsonl")
     count = 0
-    with atomic_path(path) as temporary, _open_new(temporary, packed) as file:
+    with atomic_path(path) as temporary, open_text(temporary, encoding="utf-8") as file:
         file.write("" if lines else "[")
         for count, pair in enumerate(pairs, start=1):
             text = inert_json(json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False))
             file.write(f"{text}\n" if lines else f"{',' if count > 1 else ''}\n{text}")
         file.write("" if lines else "\n]\n")
     return count
-
-
-def _open_new(path: Path, packed: bool) -> TextIO:
-    return gzip.open(path, "wt", encoding="utf-8") if packed else path.open("w", encoding="utf-8")

@@ -28,33 +28,26 @@ def relabel(context: StageContext, label: Label = None) -> StageResult:
     """Runs the stage (see module)."""
     run = existing_run(context.run)
     with run.held():
-        return _relabel(context, run, label)
-
-
-def _relabel(context: StageContext, run: Run, label: str | None) -> StageResult:
-    recipe = with_label_settings(run, context.recipe)
-    label = checked_name(label or label_digest(recipe, None))
-    relabeller = Relabeller(
-        recipe, required_fresh_rollouts(run, recipe) if recipe.pairs.confirmed else {}
-    )
-    if told := outdated_weights_warning(recipe):
-        context.log(told)
-    labels, pairs = labels_table(label), pairs_table(label)
-    parts: list[PartInfo] = []
-    counted: Counter[str] = Counter()
-    for number, trees in groupby(stored_trees(run), key=lambda tree: tree.part):
-        made: dict[str, list[Record]] = {labels: [], pairs: []}
-        for tree in trees:
-            labelled, found = relabeller.label(tree)
-            made[labels] += labelled
-            made[pairs] += found
-        for name, rows in made.items():
-            counted[name] += len(rows)
-            if not context.dry_run:
-                parts.append(run.write_part(name, rows, number))
-    if not context.dry_run:
-        keep_labelling(run, label, recipe)
-        run.commit(parts, replaced=(labels, pairs))
+        recipe = with_label_settings(run, context.recipe)
+        label = checked_name(label or label_digest(recipe, None))
+        relabeller = Relabeller(
+            recipe, required_fresh_rollouts(run, recipe) if recipe.pairs.confirmed else {}
+        )
+        if warning := outdated_weights_warning(recipe):
+            context.log(warning)
+        labels, pairs = labels_table(label), pairs_table(label)
+        parts: list[PartInfo] = []
+        counted: Counter[str] = Counter()
+        for number, trees in groupby(stored_trees(run), key=lambda tree: tree.part):
+            nodes_and_pairs = zip(*map(relabeller.label, trees), strict=True)
+            for table, by_tree in zip((labels, pairs), nodes_and_pairs, strict=True):
+                rows: list[Record] = [row for tree_rows in by_tree for row in tree_rows]
+                counted[table] += len(rows)
+                if not context.dry_run:
+                    parts.append(run.write_part(table, rows, number))
+        if not context.dry_run:
+            keep_labelling(run, label, recipe)
+            run.commit(parts, replaced=(labels, pairs))
     done = "would relabel" if context.dry_run else "relabelled"
     context.log(f"{done} {counted[labels]} nodes as `{label}`: {counted[pairs]} pairs")
     dropped = dict(relabeller.dropped)

@@ -19,7 +19,7 @@ from runs.annotation.dataset_card import describe_search
 from runs.costs import describe_costs
 from runs.factories import model_folder, open_data
 from runs.folder import Run, existing_run
-from runs.record import dump_recipe, read_record
+from runs.record import dump_recipe
 from runs.stage import StageContext, StageResult
 from storage.manifest import load_manifest
 from storage.records import Passage
@@ -68,9 +68,8 @@ def _passages(run: Run, log: Log) -> dict[str, Passage]:
 
 def _about(run: Run) -> dict[str, Any]:
     recipe = run.recipe
-    sources = " and ".join(one.source for one in recipe.data.mix or (recipe.data,))
-    record = read_record(run.folder)
-    facts = record.facts if record else {}
+    sources = " and ".join(settings.source for settings in recipe.data.mix or (recipe.data,))
+    facts = run.record.facts
     return {
         "name": run.folder.name,
         "summary": f"{recipe.agent.protocol} on {sources}: {describe_search(recipe.mcts)}",
@@ -90,10 +89,10 @@ def _cost(run: Run) -> list[str]:
     try:
         with run.open_ledger() as ledger:
             spent = ledger.totals()
-            tokens = f"{spent.input_tokens:,} input tokens ({spent.cached_tokens:,} cached)"
-            return [
-                f"{tokens}, {spent.output_tokens:,} output tokens",
-                *describe_costs(ledger, run.recipe.limits),
-            ]
+            tokens = (
+                f"{spent.input_tokens:,} input tokens ({spent.cached_tokens:,} cached), "
+                f"{spent.output_tokens:,} output tokens"
+            )
+            return [tokens, *describe_costs(ledger, run.recipe.limits)]
     except BranchwiseError as error:
         return [f"unknown: {error}"]

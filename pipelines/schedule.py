@@ -33,13 +33,18 @@ def schedule(context: StageContext) -> StageResult:
     if not context.dry_run:
         require_matplotlib()
         check_run_folder(context.run)
-    compared = {stage: _counts(context.recipe, settings) for stage, settings in stages.items()}
-    sheets = {str(stage): weight_sheet(context.recipe, one) for stage, one in stages.items()}
+    calls, min_gap = context.recipe.agent.max_steps, context.recipe.pairs.min_gap
+    compared: dict[StageName, Compared] = {
+        stage: counts(simulate_suppression(settings, calls, min_gap=min_gap))
+        for stage, settings in stages.items()
+    }
+    sheets = {str(stage): weight_sheet(context.recipe, stages[stage]) for stage in stages}
     sheets["comparisons"] = comparison_sheet(context.recipe, compared)
     for sheet in sheets.values():
         context.console.print(sheet.text())
     silenced = {
-        stage: {name: dict(found) for name, found in one.items()} for stage, one in compared.items()
+        stage: {name: dict(verdicts) for name, verdicts in comparisons.items()}
+        for stage, comparisons in compared.items()
     }
     if context.dry_run:
         return StageResult({"comparisons": silenced, "dry_run": True})
@@ -67,15 +72,9 @@ def weight_sheet(recipe: Recipe, settings: EvoRagSettings) -> Sheet:
 def comparison_sheet(recipe: Recipe, by_stage: Mapping[StageName, Compared]) -> Sheet:
     """Tables how many policy calls keep, silence and reverse every comparison, by stage."""
     rows = tuple(
-        (name, *(str(found[name][verdict]) for found in by_stage.values() for verdict in VERDICTS))
+        (name, *(str(counted[name][v]) for counted in by_stage.values() for v in VERDICTS))
         for name in by_stage[STAGES[0]]
     )
     head = ("better, worse", *(f"{stage}: {verdict}" for stage in by_stage for verdict in VERDICTS))
     at = f"at a gap of {recipe.pairs.min_gap}, sub-queries at a cosine of {ASSUMED_OVERLAP}"
     return Sheet(f"Comparisons {at} (policy calls)", head, rows)
-
-
-def _counts(recipe: Recipe, settings: EvoRagSettings) -> Compared:
-    return counts(
-        simulate_suppression(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap)
-    )

@@ -26,7 +26,7 @@ from base.text import digest_of
 from retrieval.interface import Retriever
 from rewards.outcome import AnswerScores
 from runs.cost_bounds import rollout_cost
-from runs.costs import RATING_CALLS, CostEstimate, estimate_from_run, log_costs
+from runs.costs import RATING_CALLS, estimate_from_run, log_costs
 from runs.evaluation.question_set import answering
 from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run, check_run_folder, open_or_begin
@@ -44,7 +44,6 @@ from storage.records import Difficulty, Failure, Question
 from storage.schemas import table_to_records
 
 TABLE, FAILURES = "select/difficulty", "select/failures"
-
 PATH = "select/root"
 """Ledger path of the rollouts, distinct from trees and evaluations."""
 
@@ -62,10 +61,14 @@ def select(context: StageContext) -> StageResult:
     rows: dict[str, Difficulty] = {}
     if context.run.is_dir() and question_ids(context.run, TABLE):
         retriever = open_index(recipe, data.passages, context.log)  # which was built for these
-        rows = _kept_rows(context, data.questions, deciding_digest(rater, retriever))
+        rows = _valid_rows(context, data.questions, deciding_digest(rater, retriever))
     pending = [question for question in data.questions if question.id not in rows]
     if context.dry_run:
-        return _estimate(context, rater, data, len(pending)).report(context, **planned)
+        most = len(pending) * rater.difficulty.rollouts
+        units, calls = (len(pending), len(pending)), (len(pending), most)
+        bounds = rollout_cost(rater, data).times(calls)
+        estimate = estimate_from_run(context, RATING_CALLS, TABLE, "question", units, bounds, rater)
+        return estimate.report(context, **planned)
     if pending:
         require(servers(rater, temperature=rater.evaluation.temperature))
     retriever = retriever or open_index(recipe, data.passages, context.log)
@@ -75,14 +78,14 @@ def select(context: StageContext) -> StageResult:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("select", len(data.questions), spent=ledger.totals)
         progress.done = progress.resumed_from = len(rows)
-        found: list[Difficulty | Failure] = []
+        rated: list[Difficulty | Failure] = []
         if pending:
             with gate.listening():
-                found = asyncio.run(
+                rated = asyncio.run(
                     rate_questions(context, rater, pending, retriever, ledger, gate, progress)
                 )
-        rows |= {row.question_id: row for row in found if isinstance(row, Difficulty)}
-        failures = [row for row in found if isinstance(row, Failure)]
+        rows |= {row.question_id: row for row in rated if isinstance(row, Difficulty)}
+        failures = [row for row in rated if isinstance(row, Failure)]
         ordered = [rows[question.id] for question in data.questions if question.id in rows]
         _commit(run, ordered, failures)
         totals = {**_counted(context, ordered, failures), **log_costs(context, ledger)}
@@ -95,18 +98,6 @@ def select(context: StageContext) -> StageResult:
     if not all(any(stage.values()) for stage in stages.values()):
         code = code or BAD_INPUT
     return StageResult({**totals, "stages": stages}, code)
-
-
-def _estimate(context: StageContext, rater: Recipe, data: Data, pending: int) -> CostEstimate:
-    return estimate_from_run(
-        context,
-        RATING_CALLS,
-        TABLE,
-        "question",
-        (pending, pending),
-        rollout_cost(rater, data).times((pending, pending * rater.difficulty.rollouts)),
-        rater,
-    )
 
 
 def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
@@ -126,7 +117,7 @@ def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 
-def _kept_rows(
+def _valid_rows(
     context: StageContext, questions: Sequence[Question], deciding: str
 ) -> dict[str, Difficulty]:
     """Returns stored rows that the current rater and labels would reproduce."""

@@ -8,15 +8,15 @@ SIGHUP, or when this process ends for any reason.
 """
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from base.errors import ConfigError, EndpointError
 from engines.settings import ModelSettings
 from engines.vllm.engine import server_for
 from engines.vllm.server import VllmServer
-from runs.factories import server_logs
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult, on_stop_signal
+from storage.cache import cache_section
 
 
 def serve(
@@ -29,7 +29,7 @@ def serve(
     context.log(f"serve: {settings.model} with vLLM; its weights are made ready first")
     if context.dry_run:
         return StageResult({"model": settings.model, "dry_run": True})
-    server = server_for(settings, server_logs(), port, context.log)
+    server = server_for(settings, cache_section("logs"), port, context.log)
     return StageResult(asyncio.run(_run_server(context, settings, server)))
 
 
@@ -58,26 +58,24 @@ async def _run_server(
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     with on_stop_signal(lambda _: loop.call_soon_threadsafe(stopped.set)):
+        serving = asyncio.create_task(_serve(context, settings, server))
         stopping = asyncio.create_task(stopped.wait())
-        starting = asyncio.create_task(server.__aenter__())
-        try:
-            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if not stopped.is_set():
-                await starting
-                context.log(
-                    f"serving {settings.model} at {server.base_url}\n  served model: "
-                    f"{server.model}\n  in a recipe: {{engine: vllm, model: {settings.model}, "
-                    f'base_url: "{server.base_url}"}}'
-                )
-                context.log("Ctrl-C stops it")
-                dying = asyncio.create_task(server.given_up())
-                await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
-                if dying.done():
-                    raise EndpointError(dying.result(), fatal=True)
-            context.log("stopping the server")
-        finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            await server.__aexit__(None, None, None)
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving  # raises
+        context.log("stopping the server")
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
     starts = server.life.number if server.life else 0
     return {"base_url": server.base_url, "model": server.model, "starts": starts}
+
+
+async def _serve(context: StageContext, settings: ModelSettings, server: VllmServer) -> NoReturn:
+    async with server:
+        context.log(
+            f"serving {settings.model} at {server.base_url}\n  served model: {server.model}\n"
+            f"  in a recipe: {{engine: vllm, model: {settings.model}, "
+            f'base_url: "{server.base_url}"}}'
+        )
+        context.log("Ctrl-C stops it")
+        raise EndpointError(await server.given_up(), fatal=True)

@@ -52,22 +52,22 @@ class Block:
     given: bool = True
 
     @property
-    def own(self) -> dict[str, FieldInfo]:
+    def values(self) -> dict[str, FieldInfo]:
         """Returns the settings that are not blocks."""
         fields = type(self.defaults).model_fields
-        return {name: one for name, one in fields.items() if _nested_settings_class(one) is None}
+        return {name: field for name, field in fields.items() if _settings_class(field) is None}
 
 
 def settings_page(context: StageContext) -> StageResult:
     """Runs the stage (see module)."""
     print(page(), end="")
-    return StageResult({"settings": sum(len(block.own) for block in blocks())})
+    return StageResult({"settings": sum(len(block.values) for block in blocks())})
 
 
 def page() -> str:
     """Returns the whole page, as Markdown."""
-    found = blocks()
-    sections = (_section(one, found[:place]) for place, one in enumerate(found) if one.own)
+    listed = blocks()
+    sections = (_section(block, listed[:n]) for n, block in enumerate(listed) if block.values)
     return "\n".join((HEAD, *sections))
 
 
@@ -75,41 +75,42 @@ def blocks() -> list[Block]:
     """Returns all blocks, outer ones first. Blocks of one class with equal defaults are listed
     once.
     """
-    found: list[Block] = []
+    listed: list[Block] = []
     for block in _walk(Block(("",), Recipe(name="run"))):
-        for place, other in enumerate(found):
+        for place, other in enumerate(listed):
             if (type(other.defaults), other.defaults) == (type(block.defaults), block.defaults):
-                found[place] = replace(other, names=(*other.names, *block.names))
+                listed[place] = replace(other, names=(*other.names, *block.names))
                 break
         else:
-            found.append(block)
-    return found
+            listed.append(block)
+    return listed
 
 
 def _walk(block: Block) -> Iterator[Block]:
     yield block
-    for name, one in type(block.defaults).model_fields.items():
-        kind, value = _nested_settings_class(one), getattr(block.defaults, name)
+    for name, field in type(block.defaults).model_fields.items():
+        kind, value = _settings_class(field), getattr(block.defaults, name)
         at = f"{block.names[0]}.{name}".lstrip(".")
         if isinstance(value, SchemeSettings):
             schemes = (scheme.settings_class for scheme in SCHEMES.values())
-            yield from (Block((at,), one.model_validate({})) for one in schemes)
+            yield from (Block((at,), scheme.model_validate({})) for scheme in schemes)
             continue
-        if get_origin(one.annotation) is dict and _is_block(get_args(one.annotation)[1]):
-            at, kind, value = f"{at}.<name>", get_args(one.annotation)[1], None
-        if get_origin(one.annotation) is tuple and _is_block(get_args(one.annotation)[0]):
-            at, kind, value = f"{at}[]", get_args(one.annotation)[0], None
+        origin, arguments = get_origin(field.annotation), get_args(field.annotation)
+        if origin is dict and _is_block(arguments[1]):
+            at, kind, value = f"{at}.<name>", arguments[1], None
+        if origin is tuple and _is_block(arguments[0]):
+            at, kind, value = f"{at}[]", arguments[0], None
         if kind is not None:
             missing = [key for key, inner in kind.model_fields.items() if inner.is_required()]
             defaults = kind.model_construct(**dict.fromkeys(missing)) if value is None else value
             yield from _walk(Block((at,), defaults, value is not None))
 
 
-def _nested_settings_class(one: FieldInfo) -> type[BaseModel] | None:
+def _settings_class(field: FieldInfo) -> type[BaseModel] | None:
     """Returns the class of a setting that is a block; None for a value, or for several blocks."""
-    if get_origin(one.annotation) in (tuple, dict):
+    if get_origin(field.annotation) in (tuple, dict):
         return None
-    return next(filter(_is_block, (one.annotation, *get_args(one.annotation))), None)
+    return next(filter(_is_block, (field.annotation, *get_args(field.annotation))), None)
 
 
 def _is_block(kind: Any) -> bool:
@@ -119,20 +120,20 @@ def _is_block(kind: Any) -> bool:
 def _section(block: Block, earlier: Sequence[Block]) -> str:
     kind = type(block.defaults)
     # A block that extends an earlier one lists only the differences.
-    like = [one for one in earlier if type(one.defaults) in kind.__mro__[1:]]
-    known = {name: value for one in like for name, value in one.defaults}
+    like = [base for base in earlier if type(base.defaults) in kind.__mro__[1:]]
+    known = {name: value for base in like for name, value in base.defaults}
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
     if isinstance(block.defaults, SchemeSettings):
         title += f", scheme `{block.defaults.scheme}`"
-    meanings = attribute_docs(kind)
+    meanings, defaults = attribute_docs(kind), block.defaults
     rows = [
-        f"| `{name}` | {_default(one, block.defaults, name)} | {_values(one)} | {meanings[name]} |"
-        for name, one in block.own.items()
+        f"| `{name}` | {_default(field, defaults, name)} | {_values(field)} | {meanings[name]} |"
+        for name, field in block.values.items()
         if name not in known or getattr(block.defaults, name) != known[name]
     ]
     about = [(inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")]
     about += ["Not set by default."] * (not block.given)
-    same = " and ".join(f"`{one.names[0]}`" for one in like)
+    same = " and ".join(f"`{base.names[0]}`" for base in like)
     about += [f"As {same}, except:"] * bool(like)
     table = ("| setting | default | may be | meaning |", "|---|---|---|---|", *rows)
     return "\n".join((f"## {title}", "", " ".join(about), "", *table, ""))
@@ -140,20 +141,17 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
 
 def attribute_docs(kind: type[BaseModel]) -> dict[str, str]:
     """Returns the attribute docs of a class and its bases, by setting."""
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        said = (inspect.getdoc(one) or "").partition("Attributes:\n")[2]
-        for names, meaning in _ATTRIBUTE.findall(said):
-            found |= {name.strip(): _cell(" ".join(meaning.split())) for name in names.split(",")}
-    return found
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        attributes = (inspect.getdoc(base) or "").partition("Attributes:\n")[2]
+        for names, text in _ATTRIBUTE.findall(attributes):
+            meaning = " ".join(text.split()).replace("|", "\\|")
+            docs |= {name.strip(): meaning for name in names.split(",")}
+    return docs
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _default(one: FieldInfo, defaults: BaseModel, name: str) -> str:
-    if one.default is PydanticUndefined and one.default_factory is None:
+def _default(field: FieldInfo, defaults: BaseModel, name: str) -> str:
+    if field.default is PydanticUndefined and field.default_factory is None:
         return "required"
     return f"`{_written(getattr(defaults, name))}`"
 
@@ -170,14 +168,14 @@ def _written(value: Any) -> str:
     return str(value)
 
 
-def _values(one: FieldInfo) -> str:
+def _values(field: FieldInfo) -> str:
     bounds = [
         f"{sign} {getattr(bound, name):g}"
-        for bound in one.metadata
+        for bound in field.metadata
         for name, sign in _BOUNDS.items()
         if getattr(bound, name, None) is not None
     ]
-    return ", ".join((_kind(one.annotation), *bounds))
+    return ", ".join((_kind(field.annotation), *bounds))
 
 
 def _kind(annotation: Any) -> str:

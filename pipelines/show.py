@@ -7,7 +7,8 @@ branchwise show --run datasets/atlas atlas-bridge-12:7     # a step of it
 branchwise show --run datasets/atlas 5f0c8a…               # a pair, by the beginning of its id
 """
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from analysis.table import Sheet
@@ -21,38 +22,45 @@ from storage.views import connect, rows_of
 _LISTED = 50
 """Questions that are listed at most."""
 
+Rows = Callable[..., list[dict[str, Any]]]
+"""Returns the rows of a query on a run's views."""
+
 What = Annotated[str, "question id or words, ID:STEP, or pair id", "?"]
 
 
 def show(context: StageContext, what: What = "") -> StageResult:
     """Runs the stage (see module)."""
-    run, what = existing_run(context.run), what.strip()
+    run = existing_run(context.run)
+    with connect(run.folder) as connection:
+        return _show(context, run, what.strip(), partial(rows_of, connection))
+
+
+def _show(context: StageContext, run: Run, what: str, rows: Rows) -> StageResult:
     console = context.console
     if not what:
-        return _list(context, rows(run.folder, _QUESTIONS + " ORDER BY question_id"))
-    asked = rows(run.folder, _QUESTIONS + " AND question_id = ?", what)
-    pairs = rows(run.folder, "SELECT * FROM pairs WHERE starts_with(pair_id, ?)", what)
-    if pairs and not asked:
+        return _list(context, rows(_QUESTIONS + " ORDER BY question_id"))
+    by_id = rows(_QUESTIONS + " AND question_id = ?", what)
+    pairs = rows("SELECT * FROM pairs WHERE starts_with(pair_id, ?)", what)
+    if pairs and not by_id:
         for pair in pairs:
             console.print(pair_text(pair, console.width))
         return StageResult({"pairs": [pair["pair_id"] for pair in pairs]})
     name, _, step = what.rpartition(":")
-    if asked or not name or not step.isdecimal():
+    if by_id or not name or not step.isdecimal():
         name, step = what, ""
-    found = rows(run.folder, _QUESTIONS + " AND question_id = ?", name) or rows(
-        run.folder, _QUESTIONS + " AND contains(lower(question), lower(?))", name
-    )
-    if not found:
+    by_words = _QUESTIONS + " AND contains(lower(question), lower(?))"
+    questions = rows(_QUESTIONS + " AND question_id = ?", name) or rows(by_words, name)
+    if not questions:
         raise ConfigError(
             f"{run.folder}: found no question, step or pair {what!r}. `branchwise show --run "
             f"{run.folder}` lists the questions"
         )
-    if len(found) > 1:
-        return _list(context, found)
-    (question,) = found
+    if len(questions) > 1:
+        return _list(context, questions)
+    (question,) = questions
     identity = question["question_id"]
-    nodes = rows(run.folder, "SELECT * FROM trees WHERE question_id = ? ORDER BY node_id", identity)
-    pairs = rows(run.folder, "SELECT * FROM pairs WHERE question_id = ?", identity)
+    nodes = rows("SELECT * FROM trees WHERE question_id = ? ORDER BY node_id", identity)
+    pairs = rows("SELECT * FROM pairs WHERE question_id = ?", identity)
     if step:
         if int(step) >= len(nodes):
             raise ConfigError(f"{identity}: no step {step}; the last one is {len(nodes) - 1}")
@@ -66,12 +74,6 @@ _QUESTIONS = """
     SELECT question_id, question, answers,
            (SELECT count(*) FROM pairs WHERE pairs.question_id = questions.question_id) AS pairs
     FROM questions WHERE question_id IN (SELECT question_id FROM trees)"""
-
-
-def rows(run: Path, sql: str, *values: str) -> list[dict[str, Any]]:
-    """Returns the rows of a query on a run's views."""
-    with connect(run) as connection:
-        return rows_of(connection, sql, *values)
 
 
 def _list(context: StageContext, questions: list[dict[str, Any]]) -> StageResult:

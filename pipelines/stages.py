@@ -51,8 +51,8 @@ class Stage:
 
     def run(self, context: "StageContext", given: Mapping[str, Any]) -> "StageResult":
         """Runs the stage with those of the given options that are its own."""
-        own = {one.name: given[one.name] for one in self.options() if one.name in given}
-        result: StageResult = self.function(context, **own)
+        names = [option.name for option in self.options() if option.name in given]
+        result: StageResult = self.function(context, **{name: given[name] for name in names})
         return result
 
 

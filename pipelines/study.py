@@ -9,6 +9,7 @@ Markdown, CSV), plots and the list of all started stages are in `study/` of the 
 `study/<name>/` if studies share a run.
 """
 
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -49,27 +50,34 @@ def study(
     arms: Annotated[tuple[str, ...], "to run alone, if the study allows it"] = (),
 ) -> StageResult:
     """Runs the stage (see module)."""
-    asked = study_named(name)
+    chosen = study_named(name)
     check_run_folder(context.run)
-    if asked.of_existing_run:
+    if chosen.of_existing_run:
         existing_run(context.run)
-    _check_arms(name, asked, arms)
-    if seeds and not asked.seeds:
+    if unknown := ", ".join(arm for arm in arms if arm not in chosen.arms):
+        if chosen.arms:
+            raise ConfigError(
+                f"--arms {unknown}: study {name} has the arms {', '.join(chosen.arms)}"
+            )
+        raise ConfigError(f"--arms: study {name} runs all its arms together; remove the option")
+    if seeds and not chosen.seeds:
         raise ConfigError(f"--seeds: study {name} uses none; set `seed` with --set instead")
     require_matplotlib()
-    fault = cannot_serve_trained_reason(context.recipe.policy) if asked.trains else None
-    if fault:
+    if chosen.trains and (fault := cannot_serve_trained_reason(context.recipe.policy)):
         raise ConfigError(f"study {name}: {fault}")
-    output_folder = context.run / STUDY / name if asked.recipe else None
-    runner = StudyRunner(context, _distinct(seeds or asked.seeds), output_folder, arms=arms)
+    if repeated := sorted(seed for seed, n in Counter(seeds).items() if n > 1):
+        # One training would count as two.
+        raise ConfigError(f"--seeds names {', '.join(map(str, repeated))} more than once")
+    output_folder = context.run / STUDY / name if chosen.recipe else None
+    runner = StudyRunner(context, seeds or chosen.seeds, output_folder, arms=arms)
     try:
         if context.dry_run:
-            asked.carry_out(runner)
+            chosen.carry_out(runner)
         else:
             runner.folder.mkdir(parents=True, exist_ok=True)
             # Studies that share a run also share model folders.
             with RunLock(context.run / STUDY / "study.lock"):
-                asked.carry_out(runner)
+                chosen.carry_out(runner)
     except StageStopped as stopped:
         context.log(f"study {name}: {stopped}")
         return StageResult({"study": name, "stopped": str(stopped)}, stopped.exit_code)
@@ -82,23 +90,6 @@ def recipe_of(name: str) -> Path:
     return Path("configs") / f"{shared or name}.yaml"
 
 
-def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """Rejects a seed that is named twice, which would count one training as two."""
-    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if twice:
-        raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
-    return seeds
-
-
-def _check_arms(name: str, asked: Study, arms: tuple[str, ...]) -> None:
-    """Rejects arms that the study does not have, or does not run alone."""
-    unknown = ", ".join(arm for arm in arms if arm not in asked.arms)
-    if unknown and asked.arms:
-        raise ConfigError(f"--arms {unknown}: study {name} has the arms {', '.join(asked.arms)}")
-    if unknown:
-        raise ConfigError(f"--arms: study {name} runs all its arms together; remove the option")
-
-
 def study_named(name: str) -> Study:
     """Returns a study.
 
@@ -106,7 +97,6 @@ def study_named(name: str) -> Study:
         ConfigError: If it is unknown.
     """
     if name not in STUDIES:
-        known = ", ".join(STUDIES)
-        raise ConfigError(f"study {name!r}: no such study; there are {known}")
-    found: Study = import_module(STUDIES[name]).STUDY
-    return found
+        raise ConfigError(f"study {name!r}: no such study; there are {', '.join(STUDIES)}")
+    chosen: Study = import_module(STUDIES[name]).STUDY
+    return chosen

@@ -8,7 +8,7 @@ fails if too many would not fit. Writes `models/<run>/dpo/`, or a sibling folder
 """
 
 from agent.protocols import protocol_of
-from runs.annotation.stored_trees import check_relabelling, pairs_of, pairs_table
+from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.training.start import (
@@ -23,7 +23,6 @@ from training.preference.dpo import train_dpo as train
 def train_dpo(context: StageContext, label: Label = None, name: ModelName = "dpo") -> StageResult:
     """Runs the stage (see module)."""
     recipe, run = context.recipe, existing_run(context.run)
-    check_relabelling(run, label)
     table = pairs_table(label)
     pairs = pairs_of(run, table)
     start = validated_start_policy(

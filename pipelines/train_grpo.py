@@ -23,17 +23,12 @@ from base.errors import BudgetExceeded, ConfigError
 from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
-from rewards.schemes import scheme_of
-from runs.annotation.stored_trees import (
-    check_relabelling,
-    check_relabelling_current,
-    labels_table,
-)
-from runs.cost_bounds import NOTHING, CostRange, rollout_cost
+from runs.annotation.stored_trees import check_relabelling_current, labels_table
+from runs.cost_bounds import NOTHING, CostRange, add, rollout_cost
 from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
 from runs.evaluation.question_set import answering
-from runs.factories import open_data, open_index
-from runs.folder import Run, check_run_folder, existing_run, open_or_begin
+from runs.factories import open_data, open_index, sampling_for
+from runs.folder import check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
 from runs.preflight import log_notes, model_files, require, search_server
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
@@ -61,8 +56,8 @@ from training.arguments import check_has_lora
 from training.grpo.canary import Canary, tolerance_for
 from training.grpo.rollouts import RolloutSource
 from training.grpo.train import train_grpo as train
-from training.report import TrainingReport
 from training.settings import GrpoSettings
+from training.training_run import TrainingReport
 from weights.model_folders import file_hash
 from weights.policy_files import policy_files, tokenizer_of
 
@@ -102,17 +97,13 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     run = open_or_begin(context.run, context.recipe, {"index_digest": retriever.digest})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
-        previous_target: Path | None = None
+        adapter: Path | None = None
         try:
             with gate.listening():
                 for training in trainings:
-                    _store_questions(run, training)
-                    data_origin = {
-                        "run": run.folder.name,
-                        "run_id": run.id,
-                        "questions": len(training.questions),
-                        "digest": questions_digest(training.questions),
-                    }
+                    # Stored, so that no evaluation of the trained policy asks them.
+                    table = f"{TRAINED}/{training.target.name}/questions"
+                    run.commit([run.write_part(table, training.questions)])
                     with _rollouts(context, training, dev, retriever, ledger, gate) as source:
                         report = _train(
                             context,
@@ -120,21 +111,20 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                             source,
                             temperature=recipe.policy.temperature,
                             deciding=(retriever.digest, json.dumps(sampled)),
-                            previous_target=previous_target,
-                            data=data_origin,
+                            begin_with=adapter,
+                            data={
+                                "run": run.folder.name,
+                                "run_id": run.id,
+                                "questions": len(training.questions),
+                                "digest": questions_digest(training.questions),
+                            },
                         )
-                    previous_target = training.target
+                    adapter = training.target / "adapter"
         except BudgetExceeded:
             context.log(f"stopped: {gate.reason}; rerun the same command to resume")
             return StageResult(spending(ledger.totals()), gate.exit_code)
         totals = log_costs(context, ledger)
     return StageResult({"model": str(target), **report.totals(), **totals})
-
-
-def _store_questions(run: Run, training: GrpoTraining) -> None:
-    """Stores the questions of a training, so that no evaluation of its policy asks them."""
-    table = f"{TRAINED}/{training.target.name}/questions"
-    run.commit([run.write_part(table, training.questions)])
 
 
 def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:
@@ -150,13 +140,12 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
             "training.grpo.rollouts: trees is one training without evaluations. Set stages: [] and "
             "eval_every: 0"
         )
-    check_relabelling(run, label)
     table = labels_table(label)
     check_relabelling_current(run, table)
     start = validated_start_policy(context, run, table)
     target = trained_folder(context, "grpo", name)
     trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
-    groups = sum(len(groups) for _, groups in trees)
+    groups = sum(len(siblings) for _, siblings in trees)
     context.log(
         f"train-grpo: {groups} groups of siblings with spread in {len(trees)} trees, start {start} "
         f"→ {target}"
@@ -164,15 +153,13 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
     if context.dry_run:
         nothing = CostEstimate("rollout", NOTHING, CostRange(), "trees need no calls")
         return nothing.report(context, groups=groups)
-    source = TreeGroups([one for _, one in trees], settings.batch_questions, recipe.seed)
+    source = TreeGroups([siblings for _, siblings in trees], settings.batch_questions, recipe.seed)
     data = training_data_provenance(run, table)
     report = _train(
         context,
         GrpoTraining(recipe, target, [question for question, _ in trees]),
         source,
-        temperature=drawn.policy.temperature
-        if drawn.mcts.temperature is None
-        else drawn.mcts.temperature,
+        temperature=sampling_for(drawn.policy, drawn.mcts.temperature).temperature,
         deciding=(run.id, table, data["digest"]),
         data=data,
     )
@@ -187,28 +174,26 @@ def _train(
     temperature: float,
     deciding: Sequence[str],
     data: dict[str, Any],
-    previous_target: Path | None = None,
+    begin_with: Path | None = None,
 ) -> TrainingReport:
     """Trains, and draws the curves.
 
     Args:
         temperature: Sampling temperature of the rollouts or tree nodes.
-        previous_target: Folder of the stage that this one continues from.
+        begin_with: Adapter of the stage that this one continues from.
     """
     recipe = training.recipe
-    adapter = None if previous_target is None else previous_target / "adapter"
     rewards = json.dumps(recipe.rewards.model_dump(mode="json"), sort_keys=True)
-    initial_adapter_hash = []
-    if adapter is not None:
-        initial_adapter_hash = [file_hash(adapter / "adapter_model.safetensors")]
+    deciding = (questions_digest(training.questions), rewards, *deciding)
+    if begin_with is not None:
+        deciding = (*deciding, file_hash(begin_with / "adapter_model.safetensors"))
+    context = replace(context, recipe=recipe)
     report = train(
-        training_run(
-            replace(context, recipe=recipe), "grpo", recipe.policy.trainable, training.target, data
-        ),
+        training_run(context, "grpo", recipe.policy.trainable, training.target, data),
         source,
         temperature=temperature,
-        deciding=(questions_digest(training.questions), rewards, *deciding, *initial_adapter_hash),
-        begin_with=adapter,
+        deciding=deciding,
+        begin_with=begin_with,
     )
     context.log(f"wrote {training.target}: {report.summary()}")
     return report
@@ -231,16 +216,17 @@ def _rollouts(
         retriever,
         ledger,
         gate,
-        scheme_of(recipe),
         serving_for(recipe, training.target / "serving", logs, gate.check, context.log),
         Canary(canary_prompts(recipe, training.questions), tolerance_for(recipe.policy)),
     )
 
 
-def _dev_answers(settings: GrpoSettings, dev: Sequence[Question]) -> int:
-    """Returns the number of answers of the evaluations during a training."""
-    every = settings.eval_every
-    return len(dev) * len(range(0, settings.batches, every)) if every else 0
+def _rollout_counts(settings: GrpoSettings, dev: Sequence[Question]) -> tuple[int, int, int]:
+    """Returns the dev answers of a training, and the fewest and most rollouts with them."""
+    evaluations = range(0, settings.batches, settings.eval_every) if settings.eval_every else ()
+    answers, rollouts = len(dev) * len(evaluations), settings.batches * settings.group_size
+    fewest, most = settings.batch_questions, settings.batch_questions + settings.dynamic_sampling
+    return answers, rollouts * fewest + answers, rollouts * most + answers
 
 
 def _announce(
@@ -249,10 +235,8 @@ def _announce(
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)
-        questions = settings.batch_questions + settings.dynamic_sampling
-        answers = _dev_answers(settings, dev)
+        answers, _, most = _rollout_counts(settings, dev)
         also = f", {answers:,} dev answers" if answers else ""
-        rollouts = settings.batches * questions * settings.group_size + answers
         context.log(
             f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
             f"{protocol.name}, {len(training.questions):,} questions, start "
@@ -260,8 +244,8 @@ def _announce(
         )
         context.log(
             f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
-            f"{settings.group_size} rollouts each{also}; at most {rollouts:,} rollouts and "
-            f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"
+            f"{settings.group_size} rollouts each{also}; at most {most:,} rollouts and "
+            f"{most * protocol.max_calls:,} calls; those in the ledger are free"
         )
 
 
@@ -270,15 +254,7 @@ def _estimate(
 ) -> CostEstimate:
     recipe, units, bounds = context.recipe, NOTHING, CostRange()
     for training in trainings:
-        settings = training.recipe.training.grpo
-        answers = _dev_answers(settings, dev)
-        low, high = (
-            settings.batches * settings.group_size * questions + answers
-            for questions in (
-                settings.batch_questions,
-                settings.batch_questions + settings.dynamic_sampling,
-            )
-        )
-        units = units[0] + low, units[1] + high
-        bounds += rollout_cost(training.recipe, data, tokens=True).times((low, high))
+        _, fewest, most = _rollout_counts(training.recipe.training.grpo, dev)
+        units = add(units, (fewest, most))
+        bounds += rollout_cost(training.recipe, data, tokens=True).times((fewest, most))
     return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds, recipe)

@@ -12,7 +12,6 @@ head on held-out questions, with that of a length-only baseline. Writes
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from agent.protocols import protocol_of
 from analysis.table import NONE, Sheet, number
@@ -29,13 +28,8 @@ from runs.recipe import Recipe
 from runs.stage import BAD_INPUT, ModelName, StageContext, StageResult
 from runs.training.start import trained_folder, training_data_provenance
 from training.reward_model.comparisons import SiblingComparison, head_names, orders, return_gaps
-from training.reward_model.metrics import HeadMetrics, ModelMetrics
-from training.reward_model.train import (
-    NothingToLearn,
-    RewardModelReport,
-    RewardTrainingData,
-    train_reward_model,
-)
+from training.reward_model.metrics import HeadMetrics
+from training.reward_model.train import NothingToLearn, RewardTrainingData, train_reward_model
 from training.settings import RewardModelSettings
 from weights.embedding import FrozenEncoder, Prefix
 
@@ -45,7 +39,8 @@ def train_rm(context: StageContext, name: ModelName = KIND) -> StageResult:
     settings, run = context.recipe.training.reward_model, existing_run(context.run)
     material, dropped = build_comparisons(run, labels_of(context, run), settings)
     target, encoder = trained_folder(context, KIND, name), encoder_of(context.recipe)
-    pairs, heads = len(material.comparisons), pairs_by_head(material, settings)
+    pairs, ordered = len(material.comparisons), orders(material.comparisons, settings) != 0
+    heads = dict(zip(head_names(settings), ordered.sum(axis=0).tolist(), strict=True))
     context.log(
         f"train-rm: {pairs} pairs of {len(material.steps)} steps, encoder {encoder} → {target}"
     )
@@ -67,7 +62,15 @@ def train_rm(context: StageContext, name: ModelName = KIND) -> StageResult:
     except NothingToLearn as nothing:
         context.log(f"train-rm: {nothing}")
         return StageResult({UNTAUGHT: str(nothing)}, BAD_INPUT)
-    _tell(context, report, target)
+    metrics, loss = report.metrics, report.metrics.loss
+    head = ("head", "trained on", "pairs", "loss", "accuracy", "length only")
+    rows = tuple(map(_cells, (*metrics.heads, metrics.score)))
+    context.console.print(Sheet("Reward model on validation questions", head, rows).text())
+    validation = "no validation pairs" if loss is None else f"validation loss {loss:.3f}"
+    context.log(
+        f"wrote {target}: {report.trained} pairs of {report.questions} questions, "
+        f"{report.validation} of {report.validation_questions} kept for validation, {validation}"
+    )
     return StageResult({"model": str(target), **report.as_json()})
 
 
@@ -99,53 +102,31 @@ def build_comparisons(
     """
     prompt = protocol_of(recipe.agent).prompt
     scheme, wanted = recipe.scheme, PairSettings(min_gap=settings.min_gap)
-    seen: dict[Prefix, int] = {}
+    places: dict[Prefix, int] = {}
     by_tree: dict[str, list[SiblingComparison]] = {}
     dropped: Counter[str] = Counter()
     for tree in stored_trees(run):
         labels = scheme.labels(tree.question, tree.nodes, tree.states)
         pairs, left_out = sibling_pairs(tree.nodes, labels, wanted)
         dropped += left_out
-        own = by_tree[tree.id] = []
+        comparisons = by_tree[tree.id] = []
         for pair in pairs:
             better, worse = (
-                seen.setdefault(prefix_of(tree.states[node.node_id], prompt), len(seen))
+                places.setdefault(prefix_of(tree.states[node.node_id], prompt), len(places))
                 for node in (pair.chosen, pair.rejected)
             )
             gaps = return_gaps(pair.chosen_label, pair.rejected_label)
             t = pair.chosen.depth - 1
-            own.append(SiblingComparison(tree.question.id, t, better, worse, gaps, pair.gap))
+            comparisons.append(
+                SiblingComparison(tree.question.id, t, better, worse, gaps, pair.gap)
+            )
     # In order of tree, so that the division into parts does not affect training.
-    ordered = [one for identity in sorted(by_tree) for one in by_tree[identity]]
-    used = dict.fromkeys(place for one in ordered for place in (one.better, one.worse))
-    places = {place: n for n, place in enumerate(used)}
-    comparisons = [
-        replace(one, better=places[one.better], worse=places[one.worse]) for one in ordered
-    ]
-    steps = list(seen)
-    return RewardTrainingData([steps[place] for place in places], comparisons, scheme), dropped
-
-
-def pairs_by_head(material: RewardTrainingData, settings: RewardModelSettings) -> dict[str, int]:
-    """Counts the comparisons that order each head."""
-    counted = (orders(material.comparisons, settings) != 0).sum(axis=0).tolist()
-    return dict(zip(head_names(settings), counted, strict=True))
-
-
-def _tell(context: StageContext, report: RewardModelReport, target: Path) -> None:
-    context.console.print(_table(report.metrics).text())
-    loss = report.metrics.loss
-    validation = "no validation pairs" if loss is None else f"validation loss {loss:.3f}"
-    context.log(
-        f"wrote {target}: {report.trained} pairs of {report.questions} questions, "
-        f"{report.kept} of {report.validation_questions} kept for validation, {validation}"
-    )
-
-
-def _table(metrics: ModelMetrics) -> Sheet:
-    head = ("head", "trained on", "pairs", "loss", "accuracy", "length only")
-    rows = tuple(map(_cells, (*metrics.heads, metrics.score)))
-    return Sheet("Reward model on validation questions", head, rows)
+    ordered = [comparison for tree_id in sorted(by_tree) for comparison in by_tree[tree_id]]
+    used = dict.fromkeys(place for c in ordered for place in (c.better, c.worse))
+    rank = {place: n for n, place in enumerate(used)}
+    ranked = [replace(c, better=rank[c.better], worse=rank[c.worse]) for c in ordered]
+    steps = list(places)
+    return RewardTrainingData([steps[place] for place in used], ranked, scheme), dropped
 
 
 def _cells(row: HeadMetrics) -> tuple[str, ...]:

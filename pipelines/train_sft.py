@@ -8,12 +8,7 @@ trajectories. Writes `models/<run>/sft/`, or a sibling folder with `--name`.
 
 from agent.protocols import protocol_of
 from base.errors import ConfigError
-from runs.annotation.stored_trees import (
-    check_relabelling,
-    pairs_of,
-    pairs_table,
-    stored_trees,
-)
+from runs.annotation.stored_trees import pairs_of, pairs_table, stored_trees
 from runs.folder import Run, existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.training.start import (
@@ -32,7 +27,6 @@ def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft
     run, chosen = existing_run(context.run), settings.examples == "chosen"
     if label is not None and not chosen:
         raise ConfigError("--label is for training.sft.examples: chosen; leave it out")
-    check_relabelling(run, label)
     table = pairs_table(label) if chosen else "trees"
     examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
     start = validated_start_policy(context, run, table)
@@ -53,9 +47,9 @@ def right_steps(run: Run) -> list[StepExample]:
         ConfigError: If no trajectory of the run is right, or its corpus or prompts have changed.
     """
     prompt = protocol_of(run.recipe.agent).prompt
-    found = {
+    steps = {
         tree.id: right_trajectories(tree.nodes, tree.states, prompt) for tree in stored_trees(run)
     }
-    if not any(found.values()):
+    if not any(steps.values()):
         raise ConfigError(f"{run.folder}: no trajectory is right; annotate more questions")
-    return [step for identity in sorted(found) for step in found[identity]]
+    return [step for tree_id in sorted(steps) for step in steps[tree_id]]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from runs.annotation.stored_trees import relabelling_of
-from runs.folder import Run, existing_run, noted_inputs
+from runs.folder import Run, existing_run
 from runs.stage import DONE, FAILED, StageContext, StageResult
 from storage.ledger import drop_damaged as drop_damaged_rows
 from storage.ledger_check import REMEDY, Checked, check
@@ -51,8 +51,7 @@ def verify(
 
 def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> Checked:
     """Checks the ledger; removes damaged rows if asked."""
-    checked = check(run.ledger)
-    _report_damage(context, run, checked)
+    checked = _check(context, run)
     damaged = checked.damaged or checked.faults
     if not (drop_damaged and damaged) or context.dry_run or checked.lost:
         return checked
@@ -61,12 +60,12 @@ def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> C
         f"{run.ledger}: {len(checked.damaged)} damaged rows removed; the next `branchwise "
         "annotate` or `branchwise eval` repeats and pays for the calls it needs"
     )
-    rebuilt = check(run.ledger)
-    _report_damage(context, run, rebuilt)
-    return rebuilt
+    return _check(context, run)
 
 
-def _report_damage(context: StageContext, run: Run, checked: Checked) -> None:
+def _check(context: StageContext, run: Run) -> Checked:
+    """Checks the ledger and logs its damage."""
+    checked = check(run.ledger)
     intact = checked.rows - len(checked.damaged)
     context.log(f"{intact:,} of {checked.rows:,} rows of the ledger are undamaged")
     for fault in (*checked.damaged[:REPORTED_ROWS], *checked.faults):
@@ -77,6 +76,7 @@ def _report_damage(context: StageContext, run: Run, checked: Checked) -> None:
         context.log(REMEDY)
     if checked.lost:
         context.log(checked.lost)
+    return checked
 
 
 def _remove(context: StageContext, run: Run, bad: Sequence[PartInfo], ledger: Checked) -> None:
@@ -84,7 +84,7 @@ def _remove(context: StageContext, run: Run, bad: Sequence[PartInfo], ledger: Ch
     if not ledger.whole:
         context.log("damaged parts stay in the manifest until the ledger is repaired")
         return
-    imported = "imported_pairs" in noted_inputs(run.folder)
+    imported = "imported_pairs" in run.record.inputs
     with run.held():
         removed = _with_their_companions(run, bad)
         remove_parts(run.folder, removed)
@@ -116,12 +116,7 @@ def _remedy(part: PartInfo, imported: bool) -> str:
             f"rerun `branchwise relabel --label {folder.partition('/')[2]}` with the settings in "
             f"{folder}/labelling.yaml"
         )
-    stages = {
-        "eval": "eval",
-        "survival": "diagnose",
-        "select": "select",
-        TRAINED: "train-grpo",
-    }
+    stages = {"eval": "eval", "survival": "diagnose", "select": "select", TRAINED: "train-grpo"}
     stage = stages.get(part.table.partition("/")[0], "annotate")
     replay = " (with --replay if its models are gone)" if stage == "annotate" else ""
     return f"rerun `branchwise {stage}`{replay}, which replays the ledger"

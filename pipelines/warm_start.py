@@ -14,7 +14,6 @@ a sibling folder with `--name`.
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
@@ -56,10 +55,8 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
         )
     require(start_files("training.warm_start.base", recipe, settings.base))
     data = load_data(drawn, recipe.seed)
-    questions = [q for q in data.questions if protocol.unfit(q) is None]
-    left_out = Counter(
-        f"left out, {reason}" for q in data.questions if (reason := protocol.unfit(q))
-    )
+    questions = [question for question in data.questions if protocol.unfit(question) is None]
+    unfit = filter(None, map(protocol.unfit, data.questions))
     target = trained_folder(context, WARM_START, name)
     context.log(f"warm-start: {len(questions)} questions of the split `warm` → {target}")
     for line in data.describe_notes():
@@ -78,6 +75,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
             incomplete=data.incomplete,
         )
     )
+    left_out = Counter(f"left out, {reason}" for reason in unfit)
     counts = dict(sorted((traces.counts + left_out).items()))
     context.log(f"{len(traces.examples)} step examples: {_in_words(counts)}")
     _check_few_skipped(traces.counts, len(questions))
@@ -87,7 +85,10 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     made = {"examples": len(examples), "counts": counts}
     if context.dry_run:
         return StageResult({**made, "dry_run": True})
-    data_origin = {**_trace_provenance(recipe, drawn), "index_digest": retriever.digest}
+    blocks = recipe.model_copy(update={"data": drawn}).model_dump(
+        mode="json", include={"data", "retrieval", "agent"}, exclude={"data": {"skip"}}
+    )
+    data_origin = {**blocks, "index_digest": retriever.digest}
     training = training_run(context, "warm-start", settings.base, target, data_origin)
     report = train_on_steps(training, examples, stops=protocol.stops)
     context.log(f"wrote {target}: {report.summary()}")
@@ -101,8 +102,8 @@ def _reading_examples(
     recipe, reading = context.recipe, context.recipe.training.warm_start.reading
     if reading is None:
         return []
-    sets = tuple(_from_warm(one) for one in reading.sets)
-    drawn = DataSettings(mix=sets, limit=context.limit or reading.questions)
+    limit = context.limit or reading.questions
+    drawn = DataSettings(mix=tuple(map(_from_warm, reading.sets)), limit=limit)
     data = load_data(drawn, recipe.seed, unfit=unanswerable)
     built = asyncio.run(
         build_reading(
@@ -166,18 +167,11 @@ def warm_part(recipe: Recipe, questions: int) -> DataSettings:
         raise ConfigError("training.warm_start.sets: name the set of `data` in data.mix, too")
     sets = (*recipe.data.mix, *further)
     each = -(-questions // max(len(sets), 1))
-    mix = tuple(_from_warm(one).model_copy(update={"limit": each}) for one in sets)
+    mix = tuple(part.model_copy(update={"limit": each}) for part in map(_from_warm, sets))
     update = {"split": "warm", "limit": questions, "skip": 0, "mix": mix}
     return recipe.data.model_copy(update=update)
 
 
-def _from_warm(one: SetSettings) -> SetSettings:
+def _from_warm(part: SetSettings) -> SetSettings:
     """Returns a set of a mix, drawn from the split `warm` unless it is used whole."""
-    return one.model_copy(update={"split": one.split and "warm"})
-
-
-def _trace_provenance(recipe: Recipe, drawn: DataSettings) -> dict[str, Any]:
-    """Returns the settings that decide which traces are built, for `training.json`."""
-    made = recipe.model_copy(update={"data": drawn})
-    blocks = {"data", "retrieval", "agent"}
-    return made.model_dump(mode="json", include=blocks, exclude={"data": {"skip"}})
+    return part.model_copy(update={"split": part.split and "warm"})

@@ -5,7 +5,7 @@ memory.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -125,15 +125,15 @@ def trainings(models: Path) -> dict[str, list[dict[str, Any]]]:
 
     Values that are not finite are None, because JSON has none.
     """
-    found = {}
+    curves = {}
     for file in sorted(models.glob(f"*/{METRICS}")):
         lines = [
             {name: x if x is not None and isfinite(x) else None for name, x in line.items()}
             for line in read_metrics(file.parent)
         ]
         step = max(1, -(-len(lines) // MOST_POINTS))
-        found[file.parent.name] = [*lines[::step], *lines[-1:]] if step > 1 else lines
-    return found
+        curves[file.parent.name] = [*lines[::step], *lines[-1:]] if step > 1 else lines
+    return curves
 
 
 def evaluations(run: Path) -> list[dict[str, Any]]:
@@ -142,35 +142,30 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     Intervals are 95 %: Wilson's for a policy's EM; the differences are those of `branchwise eval`.
     Policies whose evaluation has not finished are left out.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for table in sorted({part.table for part in load_manifest(run).parts}):
         match table.split("/"):
-            case ["eval", policy, name, "predictions"] if _metrics(run, name, policy).is_file():
-                found.setdefault(name, []).append(_measured(run, name, policy))
+            case ["eval", policy, name, "predictions"]:
+                file = run / "eval" / policy / name / "metrics.json"
+                if file.is_file():
+                    metrics = json.loads(file.read_text(encoding="utf-8"))
+                    by_name[name].append(as_object(metrics))
     return [
         {
             "name": name,
-            "rows": [_row(one) for one in policies],
+            "rows": [_row(metrics) for metrics in policies],
             "differences": [
-                {"policy": one["policy"], **difference}
-                for one in policies
-                for difference in one["differences"]
+                {"policy": metrics["policy"], **difference}
+                for metrics in policies
+                for difference in metrics["differences"]
             ],
         }
-        for name, policies in found.items()
+        for name, policies in by_name.items()
     ]
 
 
-def _metrics(run: Path, name: str, policy: str) -> Path:
-    return run / "eval" / policy / name / "metrics.json"
-
-
-def _measured(run: Path, name: str, policy: str) -> dict[str, Any]:
-    return as_object(json.loads(_metrics(run, name, policy).read_text(encoding="utf-8")))
-
-
-def _row(measured: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("policy", "n", "failed", "em", "f1", "cover_em", "searches", "steps", "invalid")
-    em = measured["em"]
-    low, high = wilson(em, measured["answerable"]) if em is not None else (None, None)
-    return {**{key: measured[key] for key in kept}, "low": low, "high": high}
+def _row(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    shown = ("policy", "n", "failed", "em", "f1", "cover_em", "searches", "steps", "invalid")
+    em = metrics["em"]
+    low, high = wilson(em, metrics["answerable"]) if em is not None else (None, None)
+    return {**{key: metrics[key] for key in shown}, "low": low, "high": high}

@@ -28,9 +28,8 @@ def write_page(path: Path, facts: Mapping[str, Any], trees: Blobs, pairs: Blobs)
         loader=FileSystemLoader(_FILES), autoescape=True, undefined=StrictUndefined
     )
     template = environment.get_template("report.html")
-    page = template.render(facts=facts, trees=trees, pairs=pairs, file=_file)
-    atomic_write_text(path, page)
 
+    def file(name: str) -> Markup:
+        return Markup((_FILES / name).read_text(encoding="utf-8"))
 
-def _file(name: str) -> Markup:
-    return Markup((_FILES / name).read_text(encoding="utf-8"))
+    atomic_write_text(path, template.render(facts=facts, trees=trees, pairs=pairs, file=file))

@@ -1,6 +1,6 @@
 """A tree, a step or a pair as text for a terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.columns import Columns
@@ -45,9 +45,9 @@ def _walk(
     children: Mapping[int, Sequence[Row]], parent: int, prefix: str
 ) -> Iterator[tuple[str, Row]]:
     """Yields the nodes below `parent` depth first, each with its branch lines as a prefix."""
-    own = children.get(parent, ())
-    for place, node in enumerate(own):
-        last = place == len(own) - 1
+    siblings = children.get(parent, ())
+    for place, node in enumerate(siblings):
+        last = place == len(siblings) - 1
         yield prefix + ("└─" if last else "├─"), node
         yield from _walk(children, node["node_id"], prefix + ("  " if last else "│ "))
 
@@ -87,11 +87,11 @@ def node_text(node: Row, passages: Mapping[str, str], pairs: Sequence[Row]) -> G
 
 def pair_text(pair: Row, width: int) -> Group:
     """Returns a pair: the prompt, then both sides, next to each other if they fit."""
-    prompt = "\n\n".join(f"[{one['role']}]\n{one['content']}" for one in pair["prompt"])
+    prompt = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in pair["prompt"])
     sides = [
         Panel(
             Group(
-                Text("\n".join(one["content"] for one in pair[side])),
+                Text("\n".join(message["content"] for message in pair[side])),
                 Text(
                     f"\nreward {_number(pair[f'{side}_reward'])} from "
                     f"{pair[f'{side}_outcomes']} outcomes"
@@ -111,24 +111,21 @@ def pair_text(pair: Row, width: int) -> Group:
 
 
 def _rollouts(rollouts: Sequence[Row]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("answer", "EM", "F1", "steps", "end"):
-        table.add_column(name)
-    for one in rollouts:
-        table.add_row(
-            Text(str(one["answer"] or "–")),
-            _number(one["em"]),
-            _number(one["f1"]),
-            str(one["steps"]),
-            Text(str(one["stop_reason"] or "")),
-        )
-    return table
+    rows = (
+        (r["answer"] or "–", _number(r["em"]), _number(r["f1"]), r["steps"], r["stop_reason"] or "")
+        for r in rollouts
+    )
+    return _grid(rows, ("answer", "EM", "F1", "steps", "end"))
 
 
 def _components(components: Sequence[Row]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for one in components:
-        table.add_row(Text(one["name"]), _number(one["value"]))
+    return _grid((component["name"], _number(component["value"])) for component in components)
+
+
+def _grid(rows: Iterable[tuple[Any, ...]], head: Sequence[str] = ()) -> Table:
+    table = Table(*head, box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=bool(head))
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
     return table
 
 

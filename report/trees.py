@@ -8,8 +8,10 @@ import base64
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ _SHOWN_PAIR = (
     "chosen_reward", "rejected_reward", "reward_gap", "chosen_outcomes", "rejected_outcomes",
     "chosen_components", "rejected_components",
 )  # fmt: skip
+_LISTED_PAIR = ("pair_id", "tree_id", "question", "depth", "chosen_action", "reward_gap")
+_QUESTION = ("question_id", "question", "answers", "answerable", "type", "hops")
 _ROLLOUT = ("answer", "em", "f1", "steps", "forced", "stop_reason")
 
 
@@ -68,17 +72,30 @@ def trees_of(run: Path, passages: Mapping[str, Passage]) -> Blobs:
     Args:
         passages: The corpus by id. Passages that it lacks are shown by title only.
     """
-    packed, pairs = Blobs(), _pairs_by_tree(run)
-    questions = _questions(run)
+    packed = Blobs()
+    questions = {
+        row.pop("question_id"): row for row in read_parts(run, "questions", _QUESTION).to_pylist()
+    }
+    pairs_by_tree = defaultdict(list)
+    for row in read_parts(run, "pairs", _PAIR).to_pylist():
+        pairs_by_tree[row.pop("tree_id")].append(row)
     for part in load_manifest(run).of("trees"):
-        rows = read_part(run, part, _NODE).to_pylist()
         blob: list[dict[str, Any]] = []
-        for tree_id, nodes in _grouped(rows):
+        # The nodes of a tree follow each other, in order of `node_id`.
+        rows = groupby(read_part(run, part, _NODE).to_pylist(), key=itemgetter("tree_id"))
+        for tree_id, group in rows:
+            nodes, pairs = list(group), pairs_by_tree[tree_id]
             question = questions[nodes[0]["question_id"]]
-            own = pairs.get(tree_id, [])
+            listed = {
+                **question,
+                "nodes": len(nodes) - 1,
+                "pairs": len(pairs),
+                "right": any(_is_right(node) for node in nodes),
+                "searched": any(node["terminal"] or node["rollouts"] for node in nodes),
+            }
             place = {"blob": len(packed.blobs), "place": len(blob)}
-            packed.index.append({**_listed(question, nodes, own), **place, "tree": tree_id})
-            blob.append(_tree(question, nodes, own, passages))
+            packed.index.append({**listed, **place, "tree": tree_id})
+            blob.append(_tree(question, nodes, pairs, passages))
         packed.add(blob)
     return packed
 
@@ -96,48 +113,10 @@ def pairs_of(run: Path) -> Blobs:
     for start in range(0, len(rows), _PAIRS_PER_BLOB):
         blob = rows[start : start + _PAIRS_PER_BLOB]
         for place, row in enumerate(blob):
-            listed = ("pair_id", "tree_id", "question", "depth", "chosen_action", "reward_gap")
-            packed.index.append(
-                {**{key: row[key] for key in listed}, "blob": len(packed.blobs), "place": place}
-            )
+            listed = {key: row[key] for key in _LISTED_PAIR}
+            packed.index.append({**listed, "blob": len(packed.blobs), "place": place})
         packed.add(blob)
     return packed
-
-
-def _questions(run: Path) -> dict[str, dict[str, Any]]:
-    kept = ["question_id", "question", "answers", "answerable", "type", "hops"]
-    return {row["question_id"]: row for row in read_parts(run, "questions", kept).to_pylist()}
-
-
-def _pairs_by_tree(run: Path) -> dict[str, list[dict[str, Any]]]:
-    found = defaultdict(list)
-    for row in read_parts(run, "pairs", _PAIR).to_pylist():
-        found[row.pop("tree_id")].append(row)
-    return found
-
-
-def _grouped(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    trees: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        trees.setdefault(row["tree_id"], []).append(row)
-    for tree_id, nodes in trees.items():
-        yield tree_id, sorted(nodes, key=lambda node: node["node_id"])
-
-
-def _listed(
-    question: Mapping[str, Any], nodes: list[dict[str, Any]], pairs: list[dict[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "question": question["question"],
-        "answers": question["answers"],
-        "answerable": question["answerable"],
-        "type": question["type"],
-        "hops": question["hops"],
-        "nodes": len(nodes) - 1,
-        "pairs": len(pairs),
-        "right": any(_is_right(node) for node in nodes),
-        "searched": any(node["terminal"] or node["rollouts"] for node in nodes),
-    }
 
 
 def _is_right(node: Mapping[str, Any]) -> bool:
@@ -157,21 +136,24 @@ def _tree(
         "nodes": [_node(node) for node in nodes],
         "pairs": pairs,
         "passages": {
-            one: passages[one].text[:_PASSAGE_CHARACTERS]
-            + ("…" if len(passages[one].text) > _PASSAGE_CHARACTERS else "")
-            for one in sorted(cited)
-            if one in passages
+            name: passages[name].text[:_PASSAGE_CHARACTERS]
+            + ("…" if len(passages[name].text) > _PASSAGE_CHARACTERS else "")
+            for name in sorted(cited)
+            if name in passages
         },
     }
 
 
 def _node(row: dict[str, Any]) -> dict[str, Any]:
-    kept = {
+    """Returns a node without its ids and its empty values."""
+    shown = {
         key: value
         for key, value in row.items()
-        if value is not None and value is not False and value not in ("", [])
+        if key not in ("tree_id", "question_id")
+        and value is not None
+        and value is not False
+        and value not in ("", [])
     }
-    del kept["tree_id"], kept["question_id"]
-    if rollouts := kept.get("rollouts"):
-        kept["rollouts"] = [{key: one[key] for key in _ROLLOUT} for one in rollouts]
-    return kept
+    if rollouts := shown.get("rollouts"):
+        shown["rollouts"] = [{key: rollout[key] for key in _ROLLOUT} for rollout in rollouts]
+    return shown

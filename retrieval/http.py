@@ -66,27 +66,27 @@ class HttpRetriever:
         body = {"queries": [query], "topk": top_k, "return_scores": True}
         reply = await self._post(json.dumps(body).encode())
         try:
-            found = [_passage(hit) for hit in reply["result"][0]]
+            passages = [_passage(hit) for hit in reply["result"][0]]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise RetrievalError(
                 f"{self._url} does not follow Search-R1's /retrieve protocol ({error!r}): "
                 'expected {"result": [[{"document": {"id", "contents"}, "score"}]]}'
             ) from error
-        return sorted(found, key=lambda passage: (-passage.score, passage.id))[:top_k]
+        return sorted(passages, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
     async def _post(self, body: bytes) -> Any:
         """Returns the JSON of the reply; retries transient faults."""
-        for attempt in range(1, self._attempts):
+        attempt = 1
+        while True:
             try:
                 return await self._attempt(body)
-            except _TransientError:
-                # Full jitter spreads the retries of searches that failed together.
-                await asyncio.sleep(self._jitter.uniform(0.0, self._pause_s * 2 ** (attempt - 1)))
-        try:
-            return await self._attempt(body)
-        except _TransientError as error:
-            counted = f" ({self._attempts} attempts)" if self._attempts > 1 else ""
-            raise RetrievalError(f"{error}{counted}") from error
+            except _TransientError as error:
+                if attempt == self._attempts:
+                    counted = f" ({attempt} attempts)" if attempt > 1 else ""
+                    raise RetrievalError(f"{error}{counted}") from error
+            # Full jitter spreads the retries of searches that failed together.
+            await asyncio.sleep(self._jitter.uniform(0.0, self._pause_s * 2 ** (attempt - 1)))
+            attempt += 1
 
     async def _attempt(self, body: bytes) -> Any:
         reply = await self._answer(body)

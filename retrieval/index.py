@@ -9,9 +9,9 @@ from pathlib import Path
 
 from base.text import Log
 from retrieval.bm25 import TOKENISER, Bm25Retriever, build_bm25
-from retrieval.interface import CachedRetriever, Retriever
+from retrieval.interface import CachedRetriever, FusionRetriever, Retriever
 from retrieval.passages import corpus_hash, in_index_order
-from retrieval.settings import RetrievalSettings
+from retrieval.settings import DenseSettings, RetrievalSettings
 from storage.cache import cache_section, get_or_build
 from storage.records import Passage
 
@@ -51,22 +51,17 @@ def open_retriever(
     passages = in_index_order(corpus)
     digest = corpus_hash(passages)
     folder = cache or cache_section("indexes")
-    if settings.kind == "bm25":
-        return CachedRetriever(_open_bm25(passages, digest, folder, log))
-    if settings.kind == "dense":
-        return CachedRetriever(_open_dense(settings, passages, digest, folder, log))
-    from retrieval.fusion import FusionRetriever
-
-    parts = [
-        _open_bm25(passages, digest, folder, log),
-        _open_dense(settings, passages, digest, folder, log),
-    ]
-    return CachedRetriever(FusionRetriever(parts))
+    retrievers: list[Retriever] = []
+    if settings.kind != "dense":
+        retrievers.append(_open_bm25(passages, digest, folder, log))
+    if settings.kind != "bm25":
+        retrievers.append(_open_dense(settings.dense, passages, digest, folder, log))
+    is_fusion = settings.kind == "fusion"
+    return CachedRetriever(FusionRetriever(retrievers) if is_fusion else retrievers[0])
 
 
 def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None) -> Retriever:
-    parts = {"corpus": corpus, "tokeniser": TOKENISER, "bm25s": version("bm25s")}
-    digest = _key("bm25", parts)
+    digest = _key("bm25", corpus=corpus, tokeniser=TOKENISER, bm25s=version("bm25s"))
 
     def build(new: Path) -> None:
         if len(passages) >= LARGE_CORPUS:
@@ -78,17 +73,13 @@ def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log |
 
 
 def _open_dense(
-    settings: RetrievalSettings,
-    passages: Sequence[Passage],
-    corpus: str,
-    cache: Path,
-    log: Log | None,
+    settings: DenseSettings, passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None
 ) -> Retriever:
     from retrieval.dense import DenseRetriever, build_dense
     from retrieval.encoder import Encoder
 
-    encoder = Encoder(settings.dense)
-    digest = _key("dense", {"corpus": corpus, "encoder": encoder.identity})
+    encoder = Encoder(settings)
+    digest = _key("dense", corpus=corpus, encoder=encoder.identity)
 
     def build(new: Path) -> None:
         build_dense(encoder, passages, new, log)
@@ -97,6 +88,6 @@ def _open_dense(
     return DenseRetriever(folder, passages, encoder, digest)
 
 
-def _key(kind: str, parts: dict[str, str]) -> str:
+def _key(kind: str, **parts: str) -> str:
     text = json.dumps({"format": FORMAT, "kind": kind, **parts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

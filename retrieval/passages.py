@@ -58,12 +58,10 @@ def top_k_rows(scores: Scores, top_k: int) -> PassageNumbers:
     """
     rows = np.flatnonzero(scores > 0)
     if len(rows) > top_k:
-        found = scores[rows]
-        cut = np.partition(found, len(found) - top_k)[len(found) - top_k]
-        rows = rows[found >= cut]
+        cut = np.partition(scores[rows], len(rows) - top_k)[len(rows) - top_k]
+        rows = rows[scores[rows] >= cut]
     order = np.argsort(-scores[rows], kind="stable")
-    best: PassageNumbers = rows[order[:top_k]]
-    return best
+    return np.asarray(rows[order[:top_k]])
 
 
 def retrieved(
@@ -71,6 +69,6 @@ def retrieved(
 ) -> list[RetrievedPassage]:
     """Returns the passages at `rows` with their scores (`scores[i]` belongs to `rows[i]`)."""
     return [
-        RetrievedPassage(id=found.id, title=found.title, text=found.text, score=float(score))
-        for found, score in zip((passages[row] for row in rows), scores, strict=True)
+        RetrievedPassage(id=p.id, title=p.title, text=p.text, score=float(score))
+        for p, score in zip((passages[row] for row in rows), scores, strict=True)
     ]

@@ -29,15 +29,15 @@ def search_app(retriever: Retriever) -> web.Application:
 
     async def retrieve(request: web.Request) -> web.Response:
         try:
-            asked = _Query.model_validate_json(await request.text())
+            query = _Query.model_validate_json(await request.text())
         except ValidationError as error:
             detail = {"error": json.loads(error.json(include_url=False, include_context=False))}
             return web.json_response(detail, status=422)
         try:
-            answers = [await retriever.search(query, asked.topk) for query in asked.queries]
+            answers = [await retriever.search(text, query.topk) for text in query.queries]
         except RetrievalError as error:
             return web.json_response({"error": str(error)}, status=502)
-        result = [[_hit(found, asked.return_scores) for found in answer] for answer in answers]
+        result = [[_hit(p, query.return_scores) for p in answer] for answer in answers]
         return web.json_response({"result": result})
 
     async def health(_: web.Request) -> web.Response:

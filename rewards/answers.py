@@ -53,8 +53,9 @@ def contains(text: str, golds: Iterable[str]) -> bool:
 
     Ignores yes/no golds and golds without a token, because nearly any long text would contain them.
     """
-    tokens = normalise(text).split()
-    return any(_contains(tokens, normalise(gold)) for gold in golds)
+    words = f" {normalise(text)} "
+    normal = (normalise(gold) for gold in golds)
+    return any(gold and gold not in CLOSED_ANSWERS and f" {gold} " in words for gold in normal)
 
 
 def cover_em(prediction: str, golds: Iterable[str]) -> float:
@@ -82,17 +83,9 @@ def _token_f1(predicted: str, gold: str) -> float:
     return 2 * shared / (len(predicted_tokens) + len(gold_tokens))
 
 
-def _contains(tokens: list[str], gold: str) -> bool:
-    wanted = gold.split()
-    if not wanted or gold in CLOSED_ANSWERS:
-        return False
-    width = len(wanted)
-    return any(tokens[i : i + width] == wanted for i in range(len(tokens) - width + 1))
-
-
-def token_overlap(one: str, other: str) -> float:
+def token_overlap(left: str, right: str) -> float:
     """Returns the Jaccard similarity of two texts' normalised tokens, in [0, 1]."""
-    words, others = (set(normalise(text).split()) for text in (one, other))
+    words, others = (set(normalise(text).split()) for text in (left, right))
     return len(words & others) / len(words | others) if words | others else 1.0
 
 

@@ -5,8 +5,7 @@ incomplete reply from earning reward.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -47,27 +46,6 @@ class ArenaSettings(SchemeSettings):
     bonus: float = Field(default=10.0, ge=0)
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaOutcome:
-    """Reward and verdicts of one reply.
-
-    Attributes:
-        components: Components that count, by name; the sum leaves out None.
-        total: Their sum.
-        failures: Rules of the format that the reply breaks; empty if the format is correct.
-        accuracy: Accuracy under the settings, in [0, 1].
-        relevance: 0, `partial_relevance` or 1; None if no supporting reference is known or shown.
-        all_correct: Whether format, exact match and relevance are 1; None if relevance is None.
-    """
-
-    components: dict[str, float | None]
-    total: float
-    failures: tuple[ArenaRule, ...]
-    accuracy: float
-    relevance: float | None
-    all_correct: bool | None
-
-
 def arena_outcome(
     segments: Sequence[Segment],
     golds: Sequence[str],
@@ -75,8 +53,11 @@ def arena_outcome(
     *,
     reference_count: int,
     supporting: Collection[int] | None,
-) -> ArenaOutcome:
-    """Computes the reward of one reply; components do not depend on each other, except the bonus.
+) -> tuple[Outcome, Verdicts]:
+    """Computes the reward of one reply, and the verdicts of the rules on it.
+
+    Components do not depend on each other, except the bonus. The total leaves out a relevance of
+    None, which means that no supporting reference is known or shown.
 
     Args:
         segments: Segments of the rollout.
@@ -102,12 +83,11 @@ def arena_outcome(
         "bonus": settings.bonus if format_and_relevance_ok and accuracy == 1.0 else 0.0,
     }
     components: dict[str, float | None] = {name: parts[name] for name in settings.components}
-    return ArenaOutcome(
-        components=components,
-        total=sum(value or 0.0 for value in components.values()),
-        failures=failures,
-        accuracy=accuracy,
+    return Outcome(sum(value or 0.0 for value in components.values()), components), Verdicts(
+        not failures,
+        failures,
         relevance=relevance,
+        relevance_full=None if relevance is None else relevance == 1.0,
         all_correct=None if relevance is None else format_and_relevance_ok and em == 1.0,
     )
 
@@ -136,7 +116,7 @@ def _numbers(content: str | None) -> frozenset[int] | None:
     inside = plain[1:-1].strip()
     numbers = [number.strip() for number in inside.split(",")] if inside else []
     # isdigit alone also accepts full-width digits and superscripts.
-    if not all(one.isascii() and one.isdigit() and len(one) <= 6 for one in numbers):
+    if not all(n.isascii() and n.isdigit() and len(n) <= 6 for n in numbers):
         return None
     return frozenset(map(int, numbers))
 
@@ -151,40 +131,21 @@ def _relevance(
     return 1.0 if cited == frozenset(supporting) else partial
 
 
-def arena_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
-    """Checks a finished trajectory against the rules, under the default settings."""
-    outcome = arena_outcome(
-        protocol.segments(state),
-        question.answers,
-        ArenaSettings(),
-        reference_count=len(state.given or ()),
-        supporting=supporting_numbers(question, state),
-    )
-    relevance = outcome.relevance
-    return Verdicts(
-        not outcome.failures,
-        outcome.failures,
-        relevance=relevance,
-        relevance_full=None if relevance is None else relevance == 1.0,
-        all_correct=outcome.all_correct,
-        turn_tokens=state.steps[-1].total_tokens,
-    )
-
-
 class Arena(OutcomeScheme):
     """ARENA's adaptive reward of one reply."""
 
     title = "ARENA"
     protocols = ("arena",)
     settings_class = ArenaSettings
-    settings: ArenaSettings
 
-    def outcome(self, state: State, question: Question) -> Outcome:
-        found = arena_outcome(
-            self.segments(state),
+    @classmethod
+    def score(
+        cls, question: Question, protocol: AgentProtocol, state: State, settings: Any
+    ) -> tuple[Outcome, Verdicts]:
+        return arena_outcome(
+            protocol.segments(state),
             question.answers,
-            self.settings,
+            settings,
             reference_count=len(state.given or ()),
             supporting=supporting_numbers(question, state),
         )
-        return Outcome(found.total, found.components)

@@ -6,11 +6,10 @@ before any search would earn a reward, and a gold could straddle two evaluations
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import Field
 
@@ -45,37 +44,15 @@ class EvalRarSettings(SchemeSettings):
     evaluations: Literal["after_documents", "all"] = "after_documents"
 
 
-@dataclass(frozen=True, slots=True)
-class EvalRarOutcome:
-    """Reward and verdicts of one rollout.
-
-    Attributes:
-        components: `em` or `f1`, and `evaluation` or `refinement`; None earns nothing.
-        total: First component, or the second one if the first is 0.
-        answer: Text of the answer; None without one.
-        searches: Blocks of documents that the environment inserted.
-        evaluated: Blocks that admit an evaluation.
-        copied: Mean over the admitted evaluations of longest token run shared with an inserted
-            block / tokens, in [0, 1]; None without any.
-        forged: Opening document tags that the policy wrote.
-    """
-
-    components: dict[str, float | None]
-    total: float
-    answer: str | None
-    searches: int
-    evaluated: int
-    copied: float | None
-    forged: int
-
-
 def eval_rar_outcome(
     segments: Sequence[Segment],
     golds: Sequence[str],
     settings: EvalRarSettings,
     search_tags: SearchTags,
-) -> EvalRarOutcome:
-    """Computes the reward of one rollout.
+) -> tuple[Outcome, Verdicts]:
+    """Computes the reward of one rollout, and the verdicts on its searches and evaluations.
+
+    The total is the first component, or the second one if the first is 0.
 
     Args:
         segments: Segments of the rollout.
@@ -89,24 +66,23 @@ def eval_rar_outcome(
         for segment in segments
         if is_block(segment, opening)
     ]
-    found = list(_evaluations(segments, search_tags))
-    counted = [one for one in found if one.is_admitted or settings.evaluations == "all"]
-    answer = _answer(segments, search_tags)
+    evaluations = list(_evaluations(segments, search_tags))
+    counted = [e for e in evaluations if e.is_admitted or settings.evaluations == "all"]
+    answer = final_answer(segments, search_tags)
     is_refining = settings.reward == "autorefine"
     right = (f1 if is_refining else exact_match)(answer, golds) if answer else 0.0
     evaluation = None
     if settings.reward != "em":
-        is_found = any(contains(one.text, golds) for one in counted)
-        evaluation = settings.r_eval if is_found else 0.0
-    return EvalRarOutcome(
-        components={
-            "f1" if is_refining else "em": right,
-            "refinement" if is_refining else "evaluation": evaluation,
-        },
-        total=right if right > 0.0 else evaluation or 0.0,
-        answer=answer,
-        searches=len(blocks),
-        evaluated=sum(one.is_admitted for one in found),
+        has_gold = any(contains(e.text, golds) for e in counted)
+        evaluation = settings.r_eval if has_gold else 0.0
+    components = {
+        "f1" if is_refining else "em": right,
+        "refinement" if is_refining else "evaluation": evaluation,
+    }
+    admitted = sum(e.is_admitted for e in evaluations)
+    return Outcome(right if right > 0.0 else evaluation or 0.0, components), Verdicts(
+        retrievals=len(blocks),
+        evaluated=admitted / len(blocks) if search_tags.evaluation and blocks else None,
         copied=_copied_share(counted, blocks),
         forged=sum(segment.text.count(opening) for segment in segments if segment.role == "policy"),
     )
@@ -146,9 +122,9 @@ def _evaluations(segments: Iterable[Segment], search_tags: SearchTags) -> Iterat
             is_awaited = False
 
 
-def _answer(segments: Sequence[Segment], search_tags: SearchTags) -> str | None:
+def final_answer(segments: Sequence[Segment], search_tags: SearchTags) -> str | None:
     """Returns the answer that ended the rollout: the action of its last call."""
-    last = next((one for one in reversed(segments) if one.role == "policy"), None)
+    last = next((s for s in reversed(segments) if s.role == "policy"), None)
     action = last and first_pair(last.text, search_tags.pairs, ACTIONS)
     if last is None or last.cut or not action or action[0].name != "answer":
         return None
@@ -156,34 +132,20 @@ def _answer(segments: Sequence[Segment], search_tags: SearchTags) -> str | None:
 
 
 def _copied_share(evaluations: Iterable[_Evaluation], blocks: Sequence[str]) -> float | None:
+    """Returns the mean over the evaluations of longest token run shared with a block / tokens.
+
+    In [0, 1]; None without an evaluation.
+    """
     read = [normalise(block).split() for block in blocks]
     shares = []
-    for one in evaluations:
-        if tokens := normalise(one.text).split():
+    for evaluation in evaluations:
+        if tokens := normalise(evaluation.text).split():
             runs = (
                 SequenceMatcher(None, tokens, block, autojunk=False).find_longest_match().size
-                for block in read[: one.blocks]
+                for block in read[: evaluation.blocks]
             )
             shares.append(max(runs, default=0) / len(tokens))
     return fmean(shares) if shares else None
-
-
-def eval_rar_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
-    """Checks a finished trajectory against the rules, under the default settings."""
-    search_tags = cast(SearchLoop, protocol).search_tags
-    segments, golds = protocol.segments(state), question.answers
-    outcome = eval_rar_outcome(segments, golds, EvalRarSettings(), search_tags)
-    invalid = [step for step in state.steps if step.action.kind == INVALID]
-    is_evaluating = search_tags.evaluation is not None and outcome.searches > 0
-    return Verdicts(
-        not invalid,
-        retrievals=outcome.searches,
-        corrections=sum(bool(step.inserted) for step in invalid),
-        evaluated=outcome.evaluated / outcome.searches if is_evaluating else None,
-        copied=outcome.copied,
-        forged=outcome.forged,
-        turn_tokens=state.steps[-1].total_tokens,
-    )
 
 
 class EvalRar(OutcomeScheme):
@@ -194,12 +156,15 @@ class EvalRar(OutcomeScheme):
         name for name, protocol in PROTOCOLS.items() if issubclass(protocol, SearchLoop)
     )
     settings_class = EvalRarSettings
-    settings: EvalRarSettings
 
-    def outcome(self, state: State, question: Question) -> Outcome:
-        protocol = PROTOCOLS[self.recipe.agent.protocol]
-        assert issubclass(protocol, SearchLoop)
-        found = eval_rar_outcome(
-            self.segments(state), question.answers, self.settings, protocol.search_tags
+    @classmethod
+    def score(
+        cls, question: Question, protocol: AgentProtocol, state: State, settings: Any
+    ) -> tuple[Outcome, Verdicts]:
+        search_tags = cast(SearchLoop, protocol).search_tags
+        outcome, verdicts = eval_rar_outcome(
+            protocol.segments(state), question.answers, settings, search_tags
         )
-        return Outcome(found.total, found.components)
+        invalid = [step for step in state.steps if step.action.kind == INVALID]
+        corrections = sum(bool(step.inserted) for step in invalid)
+        return outcome, verdicts._replace(format_ok=not invalid, corrections=corrections)

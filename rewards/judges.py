@@ -58,38 +58,32 @@ async def ask_for_word(
     return {first: True, second: False}.get(word[1].lower()) if word else None
 
 
-@dataclass(frozen=True)
-class Verifier:
-    """A model that judges whether evidence suffices; `seed` is the run's."""
+async def judge_evidence(
+    engine: Engine, settings: JudgeSettings, question: Question, state: State, path: str, seed: int
+) -> bool | None:
+    """Returns the verifier's verdict on the evidence of `state`.
 
-    engine: Engine
-    settings: JudgeSettings
-    seed: int = 0
+    The verdict is None if the reply is neither word; the refusal then earns no reward.
 
-    async def judge_evidence(self, question: Question, state: State, path: str) -> bool | None:
-        """Returns the verdict on the evidence of `state`.
+    Args:
+        path: Name of the state's node in the ledger.
+        seed: Seed of the run.
 
-        The verdict is None if the reply is neither word; the refusal then earns no reward.
-
-        Raises:
-            EndpointError: If the verifier's endpoint failed.
-        """
-        identity = CallIdentity(
-            "verifier", question.id, f"verifier/{path}", 0, verifier_prompt_hash(), self.seed
-        )
-        return await ask_for_word(self.engine, self.settings, _messages(question, state), identity)
+    Raises:
+        EndpointError: If the verifier's endpoint failed.
+    """
+    shown = {p.id: p for live in live_searches(state.steps) for p in live.passages}
+    passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
+    text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
+    messages = (Message("system", _prompt("verifier")), Message("user", text))
+    prompt_hash = verifier_prompt_hash()
+    identity = CallIdentity("verifier", question.id, f"verifier/{path}", 0, prompt_hash, seed)
+    return await ask_for_word(engine, settings, messages, identity)
 
 
 def verifier_prompt_hash() -> str:
     """Returns the hash of the verifier's prompt."""
     return prompts_digest({"verifier": _prompt("verifier")})
-
-
-def _messages(question: Question, state: State) -> tuple[Message, ...]:
-    shown = {p.id: p for live in live_searches(state.steps) for p in live.passages}
-    passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
-    text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
-    return (Message("system", _prompt("verifier")), Message("user", text))
 
 
 JudgePrompt = Literal["yes-no", "true-false"]

@@ -23,22 +23,21 @@ class Label:
     weighted: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def gap(one: Label, other: Label) -> float:
-    """Returns how much higher `one` is rewarded; both are labelled.
+def gap(label: Label, other: Label) -> float:
+    """Returns how much higher `label` is rewarded than `other`; both have a reward.
 
     Leaves a part out of both sums if it is None for either side, because an unknown value is not a
     reason to prefer the other side.
     """
-    if one.reward is None or other.reward is None:
+    if label.reward is None or other.reward is None:
         raise ValueError("cannot compare a label without a reward")
-    if not one.weighted:
-        return one.reward - other.reward
-    shared = [
+    if not label.weighted:
+        return label.reward - other.reward
+    return sum(
         mine - theirs
-        for name, mine in one.weighted.items()
+        for name, mine in label.weighted.items()
         if mine is not None and (theirs := other.weighted.get(name)) is not None
-    ]
-    return sum(shared)
+    )
 
 
 def is_wide_enough(difference: float, least: float) -> bool:

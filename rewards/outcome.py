@@ -40,7 +40,7 @@ class Verdicts(NamedTuple):
     """Verdicts of a protocol's rules on a finished trajectory; None if they do not apply.
 
     Attributes:
-        format_ok: Whether the format is correct.
+        format_ok: Whether the format is correct; True if the rules are only about other things.
         format_failures: Rules of the format that it breaks.
         relevance: 1 if exactly the supporting references are cited, 0.5 if some are, else 0.
         relevance_full: Whether relevance is 1.
@@ -48,12 +48,12 @@ class Verdicts(NamedTuple):
         retrievals: Blocks of passages that the environment inserted.
         corrections: Invalid actions that were answered with a corrective message.
         evaluated: Share of the retrievals that the policy evaluated.
-        copied: Mean share of an evaluation that is copied from the passages.
+        copied: Mean share of an evaluation that is copied from the passages; None without any.
         forged: Opening document tags that the policy wrote itself.
         turn_tokens: Tokens of the whole conversation: prompt, samples and insertions.
     """
 
-    format_ok: bool
+    format_ok: bool = True
     format_failures: tuple[str, ...] | None = None
     relevance: float | None = None
     relevance_full: bool | None = None

@@ -6,16 +6,17 @@ must keep every step as a node. The cost of an invalid step counts for the steps
 itself is unlabelled.
 """
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
-from agent.segments import Segment
 from agent.state import State
 from rewards.labels import Label
-from rewards.outcome import Outcome
+from rewards.outcome import Outcome, Verdicts
 from rewards.scheme import RewardScheme
 from storage.records import NO_PARENT, Component, Question, TreeNode
 
@@ -34,9 +35,22 @@ class OutcomeScheme(RewardScheme):
         changed = self.settings.model_dump(mode="json", exclude_defaults=True)
         return ", ".join([f"{self.title} outcomes", *(f"`{k}: {v}`" for k, v in changed.items())])
 
-    def segments(self, state: State) -> tuple[Segment, ...]:
-        """Returns the texts of a trajectory by author."""
-        return protocol_of(self.recipe.agent).segments(state)
+    @classmethod
+    @abstractmethod
+    def score(
+        cls, question: Question, protocol: AgentProtocol, state: State, settings: Any
+    ) -> tuple[Outcome, Verdicts]:
+        """Returns the reward of a finished trajectory, and the verdicts of the rules on it."""
+
+    @classmethod
+    def verdicts(cls, question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
+        """Checks a finished trajectory against the rules, under the default settings."""
+        settings = cls.settings_class()  # type: ignore[call-arg]  # `scheme` has a default there
+        _, verdicts = cls.score(question, protocol, state, settings)
+        return verdicts._replace(turn_tokens=state.steps[-1].total_tokens)
+
+    def outcome(self, state: State, question: Question) -> Outcome:
+        return self.score(question, protocol_of(self.recipe.agent), state, self.settings)[0]
 
     def labels(
         self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]

@@ -6,8 +6,7 @@ the limits are ours.
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -52,32 +51,16 @@ class R1SearcherSettings(SchemeSettings):
     max_answer_words: int = Field(default=10, ge=1)
 
 
-@dataclass(frozen=True, slots=True)
-class R1SearcherOutcome:
-    """Reward and verdicts of one rollout.
-
-    Attributes:
-        components: `retrieval`, `format` and `answer`; None if the stage does not pay it.
-        total: Their sum.
-        failures: Rules of the format that the rollout breaks; none if the format is correct.
-        retrievals: Blocks of documents that the environment inserted (n).
-        answer: Text of the answer; None if blank or not in exactly one `<answer>` pair.
-    """
-
-    components: dict[str, float | None]
-    total: float
-    failures: tuple[R1Rule, ...]
-    retrievals: int
-    answer: str | None
-
-
 def r1_searcher_outcome(
     segments: Sequence[Segment],
     question: str,
     golds: Sequence[str],
     settings: R1SearcherSettings,
-) -> R1SearcherOutcome:
-    """Computes the reward of one rollout. Stage 2 rewards the answer even if the format is wrong.
+) -> tuple[Outcome, Verdicts]:
+    """Computes the reward of one rollout, and the verdicts of the rules on it.
+
+    Stage 2 rewards the answer even if the format is wrong. A component that the stage does not pay
+    is None.
 
     Args:
         segments: Segments of the rollout, the prefill included.
@@ -101,8 +84,8 @@ def r1_searcher_outcome(
             "answer": _answer_reward(answer, golds, settings),
         }
     )
-    total = sum(value or 0.0 for value in components.values())
-    return R1SearcherOutcome(components, total, failures, blocks, answer)
+    outcome = Outcome(sum(value or 0.0 for value in components.values()), components)
+    return outcome, Verdicts(not failures, failures, retrievals=blocks)
 
 
 def _answer_reward(answer: str | None, golds: Sequence[str], settings: R1SearcherSettings) -> float:
@@ -120,25 +103,27 @@ def _blocks(segments: Sequence[Segment]) -> list[str]:
 def _failures(
     segments: Sequence[Segment], question: str, golds: Sequence[str], max_words: int
 ) -> Iterator[R1Rule]:
-    own = policy_text(segments)
+    text = policy_text(segments)
     around = outside(policy_text(segments, prefill=True), ("think", "answer"))
     if around is None:
         yield "sections"
     elif around.strip():
         yield "outside"
-    answer = section(own, "answer")
+    answer = section(text, "answer")
     if answer is not None:
         if not answer.strip() or any(tags(answer, R1_SEARCHER)):
             yield "answer"
         if len(answer.split()) > max(max_words, *(len(gold.split()) for gold in golds), 0):
             yield "long-answer"
-    if any(tag.name == "documents" for tag in tags(own, R1_SEARCHER)):
+    if any(tag.name == "documents" for tag in tags(text, R1_SEARCHER)):
         yield "documents"
     if not _only_served(segments):
         yield "query"
-    if not _ends_with_answer(segments):
+    last = segments[-1] if segments else Segment("policy", "")
+    is_cut = any(segment.cut for segment in segments)
+    if is_cut or last.role != "policy" or not last.text.rstrip().endswith("</answer>"):
         yield "ending"
-    if not _is_readable(own, set(question).union(*_blocks(segments))):
+    if not _is_readable(text, set(question).union(*_blocks(segments))):
         yield "unreadable"
 
 
@@ -149,16 +134,10 @@ def _only_served(segments: Sequence[Segment]) -> bool:
         if segment.role == "environment":
             continue
         served = any(is_block(after, opening) for after in segments[place + 1 : place + 2])
-        found = [tag.closing for tag in tags(segment.text, R1_SEARCHER) if tag.name == "query"]
-        if found != ([False, True] if served else []):
+        queries = [tag.closing for tag in tags(segment.text, R1_SEARCHER) if tag.name == "query"]
+        if queries != ([False, True] if served else []):
             return False
     return True
-
-
-def _ends_with_answer(segments: Sequence[Segment]) -> bool:
-    last = segments[-1] if segments else Segment("policy", "")
-    is_cut = any(segment.cut for segment in segments)
-    return not is_cut and last.role == "policy" and last.text.rstrip().endswith("</answer>")
 
 
 def _is_readable(text: str, shown: set[str]) -> bool:
@@ -179,29 +158,16 @@ def _is_readable(text: str, shown: set[str]) -> bool:
     )
 
 
-def r1_searcher_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
-    """Checks a finished trajectory against the rules, under the default settings."""
-    outcome = r1_searcher_outcome(
-        protocol.segments(state), question.question, question.answers, R1SearcherSettings()
-    )
-    return Verdicts(
-        not outcome.failures,
-        outcome.failures,
-        retrievals=outcome.retrievals,
-        turn_tokens=state.steps[-1].total_tokens,
-    )
-
-
 class R1Searcher(OutcomeScheme):
     """R1-Searcher's rewards of stage 1 or 2."""
 
     title = "R1-Searcher"
     protocols = ("r1-searcher",)
     settings_class = R1SearcherSettings
-    settings: R1SearcherSettings
 
-    def outcome(self, state: State, question: Question) -> Outcome:
-        found = r1_searcher_outcome(
-            self.segments(state), question.question, question.answers, self.settings
-        )
-        return Outcome(found.total, found.components)
+    @classmethod
+    def score(
+        cls, question: Question, protocol: AgentProtocol, state: State, settings: Any
+    ) -> tuple[Outcome, Verdicts]:
+        segments = protocol.segments(state)
+        return r1_searcher_outcome(segments, question.question, question.answers, settings)

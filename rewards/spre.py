@@ -49,8 +49,8 @@ Evidence = list[tuple[float, RolloutOutcome]]
 
 def trajectory_digest(actions: Iterable[tuple[str, str]]) -> str:
     """Returns the digest of (action, content) from the root; equal for equal texts."""
-    said = "\x1f".join(f"{kind}\x1e{normalise(content)}" for kind, content in actions)
-    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    text = "\x1f".join(f"{kind}\x1e{normalise(content)}" for kind, content in actions)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def decayed(score: float, depth: int, settings: SpreSettings) -> float:
@@ -104,11 +104,11 @@ class TreeFacts:
 
     @cached_property
     def children(self) -> dict[int, list[TreeNode]]:
-        found: dict[int, list[TreeNode]] = defaultdict(list)
+        children: dict[int, list[TreeNode]] = defaultdict(list)
         for node in self.nodes:
             if node.parent_id != NO_PARENT:
-                found[node.parent_id].append(node)
-        return found
+                children[node.parent_id].append(node)
+        return children
 
     @cached_property
     def _by_id(self) -> dict[int, TreeNode]:
@@ -127,24 +127,24 @@ class TreeFacts:
     def _collected(self, node_id: int) -> dict[str, RolloutOutcome]:
         """Returns the distinct outcomes at or below a node, of leaves and evaluation rollouts."""
         if node_id not in self._outcomes:
-            node = self._by_id[node_id]
-            found = {o.trajectory: o for o in (*self.started_at(node), *self._own(node))}
+            outcomes = {o.trajectory: o for o in self.started_at(self._by_id[node_id])}
             for child in self.children[node_id]:
-                found.update(self._collected(child.node_id))
-            self._outcomes[node_id] = found
+                outcomes.update(self._collected(child.node_id))
+            self._outcomes[node_id] = outcomes
         return self._outcomes[node_id]
 
     def started_at(self, node: TreeNode) -> list[RolloutOutcome]:
         """Returns the outcomes of rollouts that started at `node`; a leaf's is its own answer."""
         if node.terminal:
-            return self._own(node)
+            return self._answered(node)
         return [
             RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
             for r in node.rollouts
             if r.answer is not None and is_counted(r.forced, self.settings)
         ]
 
-    def _own(self, node: TreeNode) -> list[RolloutOutcome]:
+    def _answered(self, node: TreeNode) -> list[RolloutOutcome]:
+        """Returns the outcome of a node that is an answer and counts, else nothing."""
         if node.action != "answer" or not is_counted(node.forced, self.settings):
             return []
         return [RolloutOutcome(trajectory_digest(self._path(node)), node.content, node.depth)]
@@ -166,33 +166,29 @@ class TreeFacts:
     @cached_property
     def _by_visits(self) -> dict[int, Evidence]:
         """Leaves by node, each with its share of Σ N·r / Σ N, bottom-up."""
-        found: dict[int, Evidence] = {}
+        leaves: dict[int, Evidence] = {}
         for node in sorted(self.nodes, key=lambda n: -n.depth):
             if node.terminal:
-                found[node.node_id] = [(1.0, outcome) for outcome in self._own(node)]
+                leaves[node.node_id] = [(1.0, outcome) for outcome in self._answered(node)]
                 continue
-            below = [c for c in self.children[node.node_id] if found[c.node_id] and c.visits]
+            below = [c for c in self.children[node.node_id] if leaves[c.node_id] and c.visits]
             visits = sum(child.visits for child in below)
-            found[node.node_id] = [
+            leaves[node.node_id] = [
                 (child.visits / visits * weight, outcome)
                 for child in below
-                for weight, outcome in found[child.node_id]
+                for weight, outcome in leaves[child.node_id]
             ]
-        return found
+        return leaves
 
     def _leaves_by_visits(self, node: TreeNode) -> Evidence:
         """Leaves at or below a node, by the passes that ended there."""
-        found: Evidence = [(node.visits, outcome) for outcome in self._own(node) if node.visits]
+        leaves: Evidence = [(node.visits, o) for o in self._answered(node) if node.visits]
         for child in self.children[node.node_id]:
-            found += self._leaves_by_visits(child)
-        return found
-
-    def judged(self, node: TreeNode) -> float | None:
-        """Returns the mean judge value over the passes that ended at or below `node` (eq. 6)."""
-        weight, total = self._judge_sums(node)
-        return total / weight if weight else None
+            leaves += self._leaves_by_visits(child)
+        return leaves
 
     def _judge_sums(self, node: TreeNode) -> tuple[int, float]:
+        """Returns count and sum of the judge values of the passes that ended at or below `node`."""
         # Every pass ends at exactly one node (mcts.tree.Tree.back_up), so the passes that ended
         # here are visits(n) - sum(visits(child)). Each adds the node's own judge value once;
         # summing over the subtree gives the backed-up mean that the search used (ReasonRAG eq. 6).
@@ -209,8 +205,8 @@ class TreeFacts:
         if node.action == "invalid":
             return 0.0
         if node.terminal and node.judge_text is None:  # `mcts.judge_terminals` is off
-            own = self._own(node)
-            return self.worth(own[0]) if own else None
+            answered = self._answered(node)
+            return self.worth(answered[0]) if answered else None
         if node.judge_score is None:
             return None
         return decayed(node.judge_score, node.depth, self.settings)
@@ -226,7 +222,11 @@ class TreeFacts:
         def mean(value: Callable[[RolloutOutcome], float]) -> float:
             return fmean(map(value, outcomes), weights)
 
-        reward = self.judged(node) if estimator == "judge" else mean(self.worth)
+        if estimator == "judge":
+            passes, total = self._judge_sums(node)
+            reward = total / passes if passes else None
+        else:
+            reward = mean(self.worth)
         parts = (
             Component(name="f1", value=mean(self._f1)),
             Component(name="steps", value=mean(lambda outcome: outcome.steps)),

@@ -57,73 +57,60 @@ class CostRange:
 
     def times(self, units: Range) -> "CostRange":
         """Returns the costs of so many questions, answers or rollouts."""
-        all_of_them: list[Any] = [
-            None if one is None else multiply(one, units) for one in astuple(self)
-        ]
-        return CostRange(*all_of_them)
+        products: list[Any] = [a and multiply(a, units) for a in astuple(self)]
+        return CostRange(*products)
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Lengths of the prompts of a stage.
+def call_cost(
+    recipe: Recipe, data: Data, model: ModelSettings, number: Range, *, tokens: bool = False
+) -> CostRange:
+    """Returns bounds of the costs of a number of calls.
 
-    Attributes:
-        recipe: Recipe with the model and protocol that read them.
+    Args:
+        recipe: Recipe with the policy and protocol that read the prompts.
+        number: Lowest and highest number of calls.
+        tokens: Whether the ledger keeps token ids.
     """
+    read = multiply(_prompt_lengths(recipe, data), number)
+    written = multiply((1, model.max_new_tokens), number)
+    ids = (PROMPT_ID_BYTES, SAMPLED_ID_BYTES) if tokens else (0, 0)
+    disk = add(
+        scale(number, CALL_BYTES), add(scale(read, ids[0]), scale(written, TEXT_BYTES + ids[1]))
+    )
+    return CostRange(number, read, written, _dollars(model, read, written), disk)
 
-    recipe: Recipe
-    data: Data
 
-    def calls(self, model: ModelSettings, number: Range, *, tokens: bool = False) -> CostRange:
-        """Returns bounds of the costs of a number of calls.
+def _prompt_lengths(recipe: Recipe, data: Data) -> Range:
+    """Returns the lowest and highest number of tokens of a prompt."""
+    if not data.questions:
+        return NOTHING
+    protocol = protocol_of(recipe.agent)
 
-        Args:
-            number: Lowest and highest number of calls.
-            tokens: Whether the ledger keeps token ids.
-        """
-        low, high = self._lengths()
-        read, written = (
-            multiply((low, high), number),
-            multiply((1, model.max_new_tokens), number),
-        )
-        ids = (PROMPT_ID_BYTES, SAMPLED_ID_BYTES) if tokens else (0, 0)
-        disk = add(
-            scale(number, CALL_BYTES),
-            add(scale(read, ids[0]), scale(written, TEXT_BYTES + ids[1])),
-        )
-        return CostRange(number, read, written, _dollars(model, read, written), disk)
+    def size(question: Question) -> int:
+        return sum(len(p.text) for p in protocol.given(question) or ()) + len(question.question)
 
-    def _lengths(self) -> Range:
-        recipe, questions, passages = self.recipe, self.data.questions, self.data.passages
-        if not questions:
-            return NOTHING
-        protocol = protocol_of(recipe.agent)
+    def first_prompt(question: Question) -> str:
+        messages = protocol.prompt(root_of(question, protocol))
+        return " ".join(message.content for message in messages)
 
-        def size(question: Question) -> int:
-            return sum(len(p.text) for p in protocol.given(question) or ()) + len(question.question)
-
-        def first_prompt(question: Question) -> str:
-            messages = protocol.prompt(root_of(question, protocol))
-            return " ".join(message.content for message in messages)
-
-        shortest, longest = (first_prompt(pick(questions, key=size)) for pick in (min, max))
-        sizes = (len(p.title.encode()) + len(p.text.encode()) for p in passages)
-        found = sum(nlargest(recipe.retrieval.top_k, sizes)) / DENSE_TEXT
-        added = protocol.max_calls * (found + recipe.policy.max_new_tokens)
-        high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
-        return float(len(shortest.split())), high
+    shortest, longest = (first_prompt(pick(data.questions, key=size)) for pick in (min, max))
+    sizes = (len(p.title.encode()) + len(p.text.encode()) for p in data.passages)
+    retrieved = sum(nlargest(recipe.retrieval.top_k, sizes)) / DENSE_TEXT
+    added = protocol.max_calls * (retrieved + recipe.policy.max_new_tokens)
+    high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
+    return float(len(shortest.split())), high
 
 
 def tree_cost(recipe: Recipe, data: Data) -> CostRange:
     """Returns bounds of the costs of growing a question's tree."""
-    protocol, prompts = protocol_of(recipe.agent), Prompts(recipe, data)
-    judge, verifier = recipe.active_judge, recipe.asked_verifier
+    protocol = protocol_of(recipe.agent)
+    judge, verifier = recipe.active_judge, recipe.active_verifier
     low, drawn, ends = tree_calls(recipe.mcts, protocol.max_calls)
-    cost = prompts.calls(recipe.policy, (low, drawn), tokens=protocol.continues)
+    cost = call_cost(recipe, data, recipe.policy, (low, drawn), tokens=protocol.continues)
     if judge is not None:
-        cost += prompts.calls(judge, (0, recipe.mcts.iterations))
+        cost += call_cost(recipe, data, judge, (0, recipe.mcts.iterations))
     if verifier is not None:
-        cost += prompts.calls(verifier, (0, ends))
+        cost += call_cost(recipe, data, verifier, (0, ends))
     return cost
 
 
@@ -159,8 +146,8 @@ def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
 def rollout_cost(recipe: Recipe, data: Data, *, tokens: bool = False) -> CostRange:
     """Returns bounds of the costs of one trajectory from a question to its end."""
     protocol = protocol_of(recipe.agent)
-    number = (1, protocol.max_calls)
-    return Prompts(recipe, data).calls(recipe.policy, number, tokens=tokens or protocol.continues)
+    tokens = tokens or protocol.continues
+    return call_cost(recipe, data, recipe.policy, (1, protocol.max_calls), tokens=tokens)
 
 
 def _dollars(model: ModelSettings, read: Range, written: Range) -> Range | None:
@@ -171,16 +158,16 @@ def _dollars(model: ModelSettings, read: Range, written: Range) -> Range | None:
     return None if low is None or high is None else (low, high)
 
 
-def add(one: Range, other: Range) -> Range:
+def add(a: Range, b: Range) -> Range:
     """Adds two ranges."""
-    return one[0] + other[0], one[1] + other[1]
+    return a[0] + b[0], a[1] + b[1]
 
 
-def multiply(one: Range, other: Range) -> Range:
+def multiply(a: Range, b: Range) -> Range:
     """Multiplies two ranges of positive numbers."""
-    return one[0] * other[0], one[1] * other[1]
+    return a[0] * b[0], a[1] * b[1]
 
 
-def scale(one: Range, factor: float) -> Range:
+def scale(values: Range, factor: float) -> Range:
     """Multiplies a range by a positive number."""
-    return one[0] * factor, one[1] * factor
+    return values[0] * factor, values[1] * factor

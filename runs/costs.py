@@ -7,9 +7,10 @@ bounds from the recipe, which are wide (`runs.cost_bounds`).
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+from rich.filesize import decimal
 
 from base.errors import ConfigError
 from base.terminal_escape import inert
@@ -109,14 +110,10 @@ class CostEstimate:
 
     def report(self, context: StageContext, **planned: int) -> StageResult:
         """Logs the estimate; returns the result of a dry run."""
-        for line in self.lines():
+        for line in self._lines():
             context.log(line)
-        return StageResult({**planned, **self.totals(), "dry_run": True})
-
-    def totals(self) -> dict[str, Any]:
-        """Returns the estimate in the form of a stage's totals."""
         cost, seconds = self.cost, self.seconds
-        return {
+        expected = {
             f"expected_{self.unit}s": _whole(self.units),
             "expected_calls": _whole(cost.calls),
             "expected_input_tokens": _whole(cost.input_tokens),
@@ -126,23 +123,19 @@ class CostEstimate:
             "expected_disk_bytes": _whole(cost.disk_bytes),
             "expected_from": self.basis,
         }
+        return StageResult({**planned, **expected, "dry_run": True})
 
-    def lines(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:
         """Yields the estimate in words."""
-        if self.cost.calls[1]:
-            yield from self._costs()
-        else:
-            yield f"expected calls: none, {_count(self.units, self.unit)} left"
-
-    def _costs(self) -> Iterator[str]:
         cost, each = self.cost, ""
+        units = f"{_between(self.units)} {self.unit}{'s' * (self.units[1] != 1)}"
+        if not cost.calls[1]:
+            yield f"expected calls: none, {units} left"
+            return
         if self.observed:
             low, mean, high = self.observed
             each = f", {mean:,.1f} per {self.unit} ({low:,.0f} to {high:,.0f})"
-        yield (
-            f"expected calls: {_between(cost.calls)} for {_count(self.units, self.unit)}; "
-            f"{self.basis}{each}"
-        )
+        yield f"expected calls: {_between(cost.calls)} for {units}; {self.basis}{each}"
         money = "no price set"
         if cost.cost_usd is not None:
             money = "{:,.4f} to {:,.4f} USD".format(*cost.cost_usd)
@@ -154,7 +147,8 @@ class CostEstimate:
         if self.seconds is not None:
             rate = f"{self.calls_per_s:,.1f} calls per second"
             time = f"{_joined(map(_duration, self.seconds))} at {rate}"
-        yield f"expected time: {time}; disk: {_joined(map(_size, cost.disk_bytes))}"
+        disk = _joined(decimal(round(size)) for size in cost.disk_bytes)
+        yield f"expected time: {time}; disk: {disk}"
         if not self.observed:
             yield (
                 f"these bounds are wide: a dry run estimates from {self.unit}s of this run, once "
@@ -168,11 +162,12 @@ def _paid(by_role: Mapping[str, Totals], prices: Mapping[str, Price | None] | No
         spent = sum(by_role.values(), Totals())
         return None if spent.unpriced else spent.cost_usd
     costs = [
-        cost_usd(Usage(one.input_tokens, one.cached_tokens, one.output_tokens), prices.get(role))
-        for role, one in by_role.items()
+        cost_usd(
+            Usage(spent.input_tokens, spent.cached_tokens, spent.output_tokens), prices.get(role)
+        )
+        for role, spent in by_role.items()
     ]
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == len(costs) else None
+    return None if None in costs else sum(filter(None, costs))
 
 
 def expected_sum(observed: Sequence[float], units: Range) -> Range:
@@ -199,7 +194,7 @@ def estimate_from_run(
     unit: str,
     units: Range,
     bounds: CostRange,
-    asked: Recipe | None = None,
+    priced_by: Recipe | None = None,
 ) -> CostEstimate:
     """Returns what some work costs by the history of a run; without any, the bounds.
 
@@ -210,7 +205,7 @@ def estimate_from_run(
         finished: Table with a row for every finished question. None counts trajectories.
         unit: "question", "answer" or "rollout".
         bounds: Bounds of the costs of all, from the recipe.
-        asked: Recipe whose prices apply; None uses the costs in the history.
+        priced_by: Recipe whose prices apply; None uses the costs in the history.
 
     Raises:
         ConfigError: If `--history` does not name a run, or a run without such calls.
@@ -227,17 +222,22 @@ def estimate_from_run(
     if history is None:
         return CostEstimate(unit, units, bounds, "bounds from the recipe")
     each = [sum(by_role.values(), Totals()) for by_role in history.totals]
-    prices = None if asked is None else _prices(asked)
+    prices = None
+    if priced_by is not None:
+        models = priced_by.annotating_models.items()
+        prices = {role: model.price_per_million for role, model in models}
     paid = [_paid(by_role, prices) for by_role in history.totals]
     known = [dollars for dollars in paid if dollars is not None]
-    made = [one.calls for one in each]
+    made = [spent.calls for spent in each]
     calls = expected_sum(made, units)
+    files = (path for pattern in STORED for path in run.glob(pattern))
+    stored_bytes = sum(path.stat().st_size for path in files if path.is_file())
     cost = CostRange(
         calls,
-        expected_sum([one.input_tokens for one in each], units),
-        expected_sum([one.output_tokens for one in each], units),
+        expected_sum([spent.input_tokens for spent in each], units),
+        expected_sum([spent.output_tokens for spent in each], units),
         expected_sum(known, units) if len(known) == len(paid) else None,
-        scale(calls, _stored_bytes(run) / history.calls),
+        scale(calls, stored_bytes / history.calls),
     )
     source = "this run" if other is None else inert(str(run))
     return CostEstimate(
@@ -250,43 +250,25 @@ def estimate_from_run(
     )
 
 
-def _prices(recipe: Recipe) -> dict[str, Price | None]:
-    models = {
-        "policy": recipe.policy,
-        "judge": recipe.active_judge,
-        "verifier": recipe.asked_verifier,
-    }
-    return {role: model.price_per_million for role, model in models.items() if model is not None}
-
-
 def _warn_of_differences(context: StageContext, other: Recipe) -> None:
     """Logs the settings of the other run that may make its costs differ."""
-    settings = [identity_settings(one.model_dump(mode="json")) for one in (other, context.recipe)]
-    old, new = (flat({name: one[name] for name in DECIDING}) for one in settings)
+    settings = map(identity_settings, (other, context.recipe))
+    old, new = (flat({name: blocks[name] for name in DECIDING}) for blocks in settings)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if names:
         context.log(f"note: the run of --history has other settings: {', '.join(names)}")
 
 
-def _stored_bytes(run: Path) -> int:
-    files = (path for pattern in STORED for path in run.glob(pattern))
-    return sum(path.stat().st_size for path in files if path.is_file())
+def _whole(values: Range) -> list[int]:
+    return [math.floor(values[0]), math.ceil(values[1])]
 
 
-def _whole(one: Range) -> list[int]:
-    return [math.floor(one[0]), math.ceil(one[1])]
-
-
-def _between(one: Range) -> str:
-    return _joined(f"{number:,}" for number in _whole(one))
+def _between(values: Range) -> str:
+    return _joined(f"{number:,}" for number in _whole(values))
 
 
 def _joined(values: Iterable[str]) -> str:
     return " to ".join(dict.fromkeys(values))
-
-
-def _count(units: Range, unit: str) -> str:
-    return f"{_between(units)} {unit}{'s' * (units[1] != 1)}"
 
 
 def _duration(seconds: float) -> str:
@@ -294,10 +276,3 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {name}"
     return f"{seconds:,.0f} s"
-
-
-def _size(count: float) -> str:
-    for length, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= length:
-            return f"{count / length:,.1f} {name}"
-    return f"{count:,.0f} bytes"

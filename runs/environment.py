@@ -50,13 +50,13 @@ def installed_version(name: str) -> str | None:
 
 
 def _git_revision() -> str | None:
-    asked = subprocess.run(
+    described = subprocess.run(
         ["git", "-C", str(repository()), "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return asked.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
 def _threads() -> int | None:

@@ -11,8 +11,7 @@ from agent.environment import Environment
 from agent.protocols import protocol_of
 from base.errors import ConfigError, StorageError
 from base.text import Log
-from engines.ledgered import BeforeCall, LedgeredEngine
-from engines.no_call import NoCallEngine
+from engines.ledgered import BeforeCall, LedgeredEngine, NoCallEngine
 from engines.sampling import Capabilities, Engine, Sampling
 from engines.settings import ModelSettings
 from engines.vllm.server import VllmServer
@@ -81,13 +80,8 @@ def engine_for(
     if model.engine == "vllm":
         from engines.vllm.engine import VllmEngine
 
-        return VllmEngine(model, connect, logs or server_logs(), log, server)
+        return VllmEngine(model, connect, logs or cache_section("logs"), log, server)
     return connect(model)
-
-
-def server_logs() -> Path:
-    """Returns the log folder of servers without a run."""
-    return cache_section("logs")
 
 
 @asynccontextmanager

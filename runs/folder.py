@@ -27,12 +27,17 @@ class Run:
 
     Attributes:
         recipe: Recipe of the current stage; an evaluation may use other settings than the run.
-        id: `run_id` of its rows.
+        record: What the run was started with.
     """
 
     folder: Path
     recipe: Recipe
-    id: str
+    record: RunRecord
+
+    @property
+    def id(self) -> str:
+        """`run_id` of its rows."""
+        return self.record.run_id
 
     @property
     def ledger(self) -> Path:
@@ -44,7 +49,7 @@ class Run:
         Raises:
             ConfigError: If another process holds the run; the message gives its pid.
         """
-        return _held(self.folder)
+        return RunLock(lock_path(self.ledger))
 
     def open_ledger(self) -> Ledger:
         """Returns the run's ledger, for a `with` block.
@@ -97,12 +102,13 @@ def open_run(
     inputs = inputs or {}
     _check_usable(folder)
     make_folder(folder)
-    with _held(folder):
+    with RunLock(lock_path(folder / LEDGER)):
         record = _checked_record(folder, recipe)
         if record is None:
             record = RunRecord.of_new_run(folder, recipe)
         else:
-            check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
+            fixed = {name: inputs[name] for name in inputs if name not in grown}
+            check_same_inputs(folder, record, fixed)
         record = record.model_copy(
             update={
                 "recipe": recipe.model_dump(mode="json"),
@@ -112,14 +118,10 @@ def open_run(
         )
         record.write(folder)
         make_folder(folder / "logs")
-    return Run(folder, recipe, record.run_id)
+    return Run(folder, recipe, record)
 
 
-def _held(folder: Path) -> RunLock:
-    return RunLock(lock_path(folder / LEDGER))
-
-
-def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
+def check_same_inputs(folder: Path, record: RunRecord, inputs: Mapping[str, str]) -> None:
     """Checks that the inputs equal the run's noted ones; file names may differ (see `runs.inputs`).
 
     A run without noted inputs (only evaluated so far) passes.
@@ -127,15 +129,8 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     Raises:
         ConfigError: If some have changed since the run was started; each is named.
     """
-    noted = noted_inputs(folder)
-    if noted:
-        check_unchanged(folder, {name: noted.get(name) for name in inputs}, inputs)
-
-
-def noted_inputs(folder: Path) -> dict[str, str]:
-    """Returns the digests of the inputs that the run was started with; empty if none are noted."""
-    record = read_record(folder)
-    return record.inputs if record else {}
+    if record.inputs:
+        check_unchanged(folder, {name: record.inputs.get(name) for name in inputs}, inputs)
 
 
 def existing_run(folder: Path) -> Run:
@@ -147,7 +142,7 @@ def existing_run(folder: Path) -> Run:
     record = read_record(folder)
     if record is None:
         raise ConfigError(f"{folder}: no run here (no {PROVENANCE}); run `make annotate` first")
-    return Run(folder, recipe_of(folder, record), record.run_id)
+    return Run(folder, recipe_of(folder, record), record)
 
 
 def open_or_begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run:
@@ -161,7 +156,7 @@ def open_or_begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run
     record = read_record(folder)
     if record is None:
         return open_run(folder, recipe, facts)
-    return Run(folder, recipe, record.run_id)
+    return Run(folder, recipe, record)
 
 
 def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:
@@ -205,8 +200,7 @@ def _checked_record(folder: Path, recipe: Recipe | None) -> RunRecord | None:
         return None
     noted = recipe_of(folder, record)
     if recipe is not None:
-        settings = (identity_settings(one.model_dump(mode="json")) for one in (noted, recipe))
-        check_unchanged(folder, *map(flat, settings))
+        check_unchanged(folder, flat(identity_settings(noted)), flat(identity_settings(recipe)))
     return record
 
 

@@ -17,8 +17,9 @@ from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
 from rewards.reward_model.model import reward_model_digest
 from runs.factories import engine_for, open_data
-from runs.folder import Run, check_same_inputs, noted_inputs
+from runs.folder import Run, check_same_inputs
 from runs.recipe import Recipe
+from runs.record import read_record
 from sources.load import Data
 from storage.parts import question_ids
 from storage.records import Passage, Question
@@ -26,29 +27,25 @@ from weights.policy_files import policy_digest, policy_files
 
 
 def annotation_inputs(
-    recipe: Recipe, data: Data, retriever: Retriever, models: Mapping[str, str]
+    recipe: Recipe, data: Data, retriever: Retriever, replayed: Mapping[str, str] | None
 ) -> dict[str, str]:
     """Returns digests of everything besides the recipe that decides an annotation's rows.
 
     Args:
-        models: Digests of the models by role (`model_digests`).
+        replayed: Digests of the models by role, if they are not needed (`noted_model_digests`).
     """
+    models = recipe.annotating_models.items()
     digests = {
         "questions": questions_digest(data.questions),
         "index": retriever.digest,
-        **models,
+        **(replayed or {role: model_digest(model, recipe) for role, model in models}),
         **_replayed(recipe, data.passages),
     }
     if recipe.active_judge is not None:
         digests["judge_prompts"] = judge_prompt_hash()
-    if recipe.asked_reward_model is not None:
-        digests["reward_model"] = reward_model_digest(Path(recipe.asked_reward_model))
+    if recipe.active_reward_model is not None:
+        digests["reward_model"] = reward_model_digest(Path(recipe.active_reward_model))
     return digests | recipe.scheme.inputs()
-
-
-def model_digests(recipe: Recipe) -> dict[str, str]:
-    """Returns the digests of the models that `annotate` calls, by role."""
-    return {role: model_digest(m, recipe) for role, m in recipe.annotating_models.items()}
 
 
 def noted_model_digests(run: Run) -> dict[str, str]:
@@ -57,9 +54,8 @@ def noted_model_digests(run: Run) -> dict[str, str]:
     Raises:
         ConfigError: If it has not been annotated.
     """
-    noted = noted_inputs(run.folder)
     try:
-        return {role: noted[role] for role in run.recipe.annotating_models}
+        return {role: run.record.inputs[role] for role in run.recipe.annotating_models}
     except KeyError as role:
         raise ConfigError(
             f"{run.folder}: the run has no calls of {role}, so there is nothing to replay. Run "
@@ -74,7 +70,7 @@ def replay_passages(run: Run) -> dict[str, Passage]:
         ConfigError: If the corpus or the prompts have changed since the trees were grown.
     """
     passages = open_data(run.recipe).passages
-    check_same_inputs(run.folder, _replayed(run.recipe, passages))
+    check_same_inputs(run.folder, run.record, _replayed(run.recipe, passages))
     return {passage.id: passage for passage in passages}
 
 
@@ -93,10 +89,13 @@ def questions_digest(questions: Sequence[Question]) -> str:
 
 def adds_questions(run: Path, questions: Sequence[Question]) -> bool:
     """Returns whether these are the run's questions, unchanged, and others."""
-    kept = question_ids(run, "questions") if run.is_dir() else set()
-    same = [question for question in questions if question.id in kept]
-    begun = noted_inputs(run).get("questions") if kept else None
-    return len(kept) == len(same) < len(questions) and questions_digest(same) == begun
+    record = read_record(run)
+    if record is None:
+        return False
+    stored = question_ids(run, "questions")
+    same = [question for question in questions if question.id in stored]
+    is_larger = len(stored) == len(same) < len(questions)
+    return is_larger and questions_digest(same) == record.inputs.get("questions")
 
 
 def check_not_fewer(run: Path, questions: Sequence[Question], limit: int | None) -> None:
@@ -105,12 +104,12 @@ def check_not_fewer(run: Path, questions: Sequence[Question], limit: int | None)
     Raises:
         ConfigError: If the run has these questions and others.
     """
-    kept = question_ids(run, "questions") if run.is_dir() else set()
-    if len(questions) == limit and {question.id for question in questions} < kept:
+    stored = question_ids(run, "questions") if run.is_dir() else set()
+    if len(questions) == limit and {question.id for question in questions} < stored:
         raise ConfigError(
-            f"{run}: the run has {len(kept)} questions, and a limit of {limit} (--limit or "
+            f"{run}: the run has {len(stored)} questions, and a limit of {limit} (--limit or "
             "data.limit) would leave some of them out. A run can only get more questions: use "
-            f"--limit {len(kept)} to resume it, a higher limit to extend it, or another --run "
+            f"--limit {len(stored)} to resume it, a higher limit to extend it, or another --run "
             f"folder for {limit} questions"
         )
 

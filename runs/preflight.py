@@ -16,8 +16,8 @@ from agent.environment import require_token_ids
 from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
 from base.errors import BranchwiseError, ConfigError
+from base.faults import Faults
 from base.http import proxy_for, shown_url
-from base.reading import Faults
 from engines.sampling import CallIdentity, SampleRequest
 from engines.settings import ModelSettings
 from engines.vllm.command import installed_vllm
@@ -44,7 +44,7 @@ def require(checks: Iterable[Check]) -> None:
         check()
 
 
-def problems(checks: Iterable[Check]) -> Iterator[str]:
+def failed_checks(checks: Iterable[Check]) -> Iterator[str]:
     """Yields the messages of all failed checks."""
     for block, check in checks:
         try:
@@ -67,9 +67,9 @@ def require_matplotlib() -> None:
 
 def data_files(recipe: Recipe) -> Iterator[Check]:
     """Yields checks that files of questions and passages exist; the stage checks their content."""
-    for block, one in recipe.question_sets():
-        if one.questions is not None and one.source not in {"atlas", "hub"}:
-            yield block, partial(_check_exists, one.questions, f"{block}.questions")
+    for block, settings in recipe.question_sets():
+        if settings.questions is not None and settings.source not in {"atlas", "hub"}:
+            yield block, partial(_check_exists, settings.questions, f"{block}.questions")
     corpus = recipe.data.corpus
     for path in (corpus,) if isinstance(corpus, str) else corpus or ():
         yield "data", partial(_check_exists, path, "data.corpus")
@@ -86,21 +86,21 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
 
     An endpoint draws one token. Models that the run will train need not exist yet.
     """
-    asked = recipe.evaluated_models(run.name)
-    drawn_at = {
-        f"evaluation.policies.{name}": one.evaluation.temperature
-        for name, one in recipe.policy_recipes(run.name).items()
+    models = recipe.evaluated_models(run.name)
+    temperatures = {
+        f"evaluation.policies.{name}": policy.evaluation.temperature
+        for name, policy in recipe.policy_recipes(run.name).items()
     }
     if recipe.answer_judge is not None:
-        asked[JUDGE] = recipe.answer_judge
-        drawn_at[JUDGE] = recipe.answer_judge.temperature
+        models[JUDGE] = recipe.answer_judge
+        temperatures[JUDGE] = recipe.answer_judge.temperature
     to_train = model_folder(run, "")
-    for setting, model in asked.items():
+    for setting, model in models.items():
         if model == recipe.policy:  # `servers` and `weights` check it
             continue
         trained = Path(model.model).is_relative_to(to_train)
         if model.engine == "openai" or (model.base_url is not None and not trained):
-            temperature = drawn_at.get(setting, recipe.evaluation.temperature)
+            temperature = temperatures.get(setting, recipe.evaluation.temperature)
             yield setting, partial(_check_endpoint, model, recipe, temperature, draw=True)
         elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
@@ -128,10 +128,10 @@ def cannot_serve_trained_reason(policy: ModelSettings) -> str | None:
 
 def weights(recipe: Recipe) -> Iterator[Check]:
     """Yields checks of the files of models that run on this machine."""
-    for role, model in _models(recipe):
+    for role, model in recipe.annotating_models.items():
         yield from model_files(role, model)
-    if recipe.asked_reward_model is not None:
-        yield "reward_model", partial(reward_model_digest, Path(recipe.asked_reward_model))
+    if recipe.active_reward_model is not None:
+        yield "reward_model", partial(reward_model_digest, Path(recipe.active_reward_model))
 
 
 def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
@@ -187,13 +187,13 @@ def servers(
         draw: Whether to draw one token from every model. An endpoint may list its models and refuse
             to run them.
     """
-    asked_in = {"policy": protocol_of(recipe.agent)}
-    for role, model in _models(recipe):
+    protocol = protocol_of(recipe.agent)
+    for role, model in recipe.annotating_models.items():
         if model.engine == "vllm" and model.base_url is None:
             yield role, installed_vllm
         elif model.engine != "openvino":
-            protocol = asked_in.get(role)
-            yield role, partial(_check_endpoint, model, recipe, temperature, protocol, draw=draw)
+            continued = protocol if role == "policy" and protocol.continues else None
+            yield role, partial(_check_endpoint, model, recipe, temperature, continued, draw=draw)
     yield from search_server(recipe)
 
 
@@ -207,7 +207,7 @@ def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
     """Yields a warning for each server that is reached unencrypted through a proxy."""
     if recipe.retrieval.kind == "http":
         yield from _proxy_warning("retrieval.url", recipe.retrieval.url, "query and passage")
-    for role, model in (*_models(recipe), *recipe.own_endpoints().items()):
+    for role, model in (recipe.annotating_models | recipe.other_endpoints()).items():
         if model.engine != "openvino":
             yield from _proxy_warning(
                 f"{role}.base_url", model.base_url, "prompt, reply and the key"
@@ -233,22 +233,15 @@ def _proxy_warning(setting: str, url: str | None, seen: str) -> Iterator[str]:
             )
 
 
-def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
-    yield "policy", recipe.policy
-    if recipe.active_judge is not None:
-        yield "judge", recipe.active_judge
-    if recipe.asked_verifier is not None:
-        yield "verifier", recipe.asked_verifier
-
-
 def _check_endpoint(
     model: ModelSettings,
     recipe: Recipe,
     temperature: float | None = None,
-    protocol: AgentProtocol | None = None,
+    continued: AgentProtocol | None = None,
     *,
     draw: bool = False,
 ) -> None:
+    """Checks an endpoint; `continued` is a protocol that needs its token ids."""
     from engines.endpoint.openai import OpenAIEngine
     from engines.endpoint.server import is_openai
 
@@ -256,30 +249,27 @@ def _check_endpoint(
     hurried = recipe.limits.model_copy(
         update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
     )
-    continues = protocol is not None and protocol.continues
     sampling = sampling_for(model, temperature)
     if is_openai(model.base_url):
         draw = True  # it lists models that reject these settings
     else:
         sampling = replace(sampling, max_new_tokens=1)
+    identity = CallIdentity("check", "", "")
     request = SampleRequest(
-        (Message("user", "Hi"),),
-        sampling,
-        CallIdentity("check", "", ""),
-        tokens=continues,
+        (Message("user", "Hi"),), sampling, identity, tokens=continued is not None
     )
 
-    async def checked() -> None:
+    async def check() -> None:
         # A vLLM engine checks its endpoint when it is entered.
         async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
             if isinstance(engine, OpenAIEngine) and not draw:
                 await engine.check()
-            if protocol is not None and continues:
-                require_token_ids(engine, protocol)
+            if continued is not None:
+                require_token_ids(engine, continued)
             if draw:
                 await engine.sample(request)
 
-    asyncio.run(checked())
+    asyncio.run(check())
 
 
 def _search(url: str | None) -> None:

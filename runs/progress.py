@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.concurrent_map import map_concurrently
-from analysis.table import Sheet
 from base.errors import BranchwiseError, EndpointError, RetrievalError
 from base.step_messages import format_duration
 from runs.terminal import Terminal
@@ -33,6 +31,7 @@ class Progress:
 
     Attributes:
         grows: Whether questions give pairs and rewards, which are then shown.
+        reward_sum, rewarded: Sum and number of the labels of nodes.
         spent: Callback that returns the run's totals; only this attempt's spending is shown.
         partial: Finished share of each question in flight, in [0, 1].
     """
@@ -47,7 +46,6 @@ class Progress:
     pairs: int = 0
     reward_sum: float = 0.0
     rewarded: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.monotonic)
     resumed_from: int = 0
     partial: dict[str, float] = field(default_factory=dict)
@@ -60,20 +58,9 @@ class Progress:
         """Totals of this attempt's calls; replayed calls cost nothing and do not count."""
         return self.spent() - self._before
 
-    def reward(self, labels: Iterable[float]) -> None:
-        """Counts labels of nodes."""
-        for label in labels:
-            self.reward_sum += label
-            self.rewarded += 1
-
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Mean label of the labelled nodes so far."""
-        return self.reward_sum / self.rewarded if self.rewarded else None
 
     @property
     def finished(self) -> float:
@@ -88,7 +75,7 @@ class Progress:
 
     def facts(self) -> dict[str, str]:
         """Returns the facts that both displays show, in order."""
-        made, reward = self.made, self.mean_reward
+        made = self.made
         rate = made.calls / self.seconds if self.seconds > 0 else 0.0
         facts = {
             "questions": f"{self.done}/{self.total}",
@@ -103,7 +90,8 @@ class Progress:
             facts["USD"] = f"{made.cost_usd:,.4f}"
         if self.grows:
             facts["pairs"] = str(self.pairs)
-            facts["mean reward"] = "–" if reward is None else f"{reward:.3f}"
+            mean = f"{self.reward_sum / self.rewarded:.3f}" if self.rewarded else "–"
+            facts["mean reward"] = mean
         return facts | {"time left": format_duration(self.left_s)}
 
     def line(self) -> str:
@@ -144,11 +132,6 @@ class Progress:
             await asyncio.sleep(PLAIN_EVERY_S)
             console.print_line(self.line())
 
-    def closing_table(self) -> Table:
-        """Returns the counts of everything dropped or noted, by reason."""
-        rows = tuple((name, f"{count:,}") for name, count in sorted(self.counts.items()))
-        return Sheet(f"{self.stage}: counted", ("what", "n"), rows).text()
-
 
 async def attempt_each(
     items: Iterable[Item],
@@ -163,20 +146,20 @@ async def attempt_each(
     """
 
     async def attempt(item: Item) -> tuple[Item, Result | BranchwiseError]:
-        found: Result | BranchwiseError
+        result: Result | BranchwiseError
         progress.in_flight += 1
         try:
-            found = await work(item)
+            result = await work(item)
         except (EndpointError, RetrievalError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
             progress.failed += 1
-            found = error
+            result = error
         finally:
             progress.in_flight -= 1
         progress.done += 1
-        return item, found
+        return item, result
 
     async with aclosing(map_concurrently(items, attempt, at_once)) as finished:
-        async for one in finished:
-            yield one
+        async for attempted in finished:
+            yield attempted

@@ -34,6 +34,11 @@ class CycleCounts(Settings):
     discovery: int = Field(default=1, ge=0)
     refinement: int = Field(default=1, ge=0)
 
+    @property
+    def total(self) -> int:
+        """Largest number of cycles of both stages together."""
+        return self.discovery + self.refinement
+
 
 class CurriculumSettings(Settings):
     """Discovery, then Refinement, each in cycles (EVO-RAG sections 3.4, 3.5 and 3.7).
@@ -108,8 +113,6 @@ StageName = Literal[
     "warm-start", "select", "annotate", "train-sft", "train-dpo", "train-grpo", "eval"
 ]
 
-DEFAULT_STAGES: tuple[StageName, ...] = ("annotate", "train-dpo", "eval")
-
 JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
 
@@ -123,31 +126,28 @@ HOSTED_MODEL = {"price_per_million", "weights"}
 """Settings that another model of the same hosted endpoint does not inherit."""
 
 
-def identity_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def identity_settings(recipe: "Recipe") -> dict[str, Any]:
     """Returns the settings of a recipe that identify a run, as plain values.
 
     The number of questions is not included: it changes no row, and `runs.inputs` checks the
     questions.
     """
-    kept = {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
-    blocks = {name: block for name, block in kept.items() if isinstance(block, Mapping)}
-    kept |= {name: identity(blocks[name]) for name in MODELS if name in blocks}
-    if "data" in blocks:
-        kept["data"] = {name: value for name, value in blocks["data"].items() if name != "limit"}
-    return kept
+    passing: dict[str, Any] = {**dict.fromkeys(MAY_CHANGE, True), "data": {"limit"}}
+    models = {name: getattr(recipe, name) for name in MODELS}
+    identities = {name: identity(model) for name, model in models.items() if model is not None}
+    return recipe.model_dump(mode="json", exclude=passing) | identities
 
 
-def identity(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's settings that decide its replies; price and key are left out.
+def identity(model: ModelSettings) -> dict[str, Any]:
+    """Returns a model's settings that decide its replies, as plain values; price and key are reset.
 
-    The address of a vLLM server is left out too, because its weights identify it. Any other
-    endpoint is identified by its address alone.
+    The address of a vLLM server is reset too, because its weights identify it. Any other endpoint
+    is identified by its address alone.
     """
     passing = {"price_per_million", "api_key_env"}
-    if model.get("engine") == "vllm":
+    if model.engine == "vllm":
         passing.add("base_url")
-    defaults = ModelSettings().model_dump(mode="json")
-    return {**model, **{name: defaults[name] for name in passing & model.keys()}}
+    return model.model_dump(mode="json") | ModelSettings().model_dump(mode="json", include=passing)
 
 
 class LimitSettings(Settings):
@@ -218,7 +218,7 @@ class Recipe(Settings):
     name: str = Field(pattern=NAME_PATTERN)
     seed: int = 0
     cycle: int = Field(default=0, ge=0, le=9999)
-    stages: tuple[StageName, ...] = Field(default=DEFAULT_STAGES, min_length=1)
+    stages: tuple[StageName, ...] = Field(default=("annotate", "train-dpo", "eval"), min_length=1)
     data: DataSettings = DataSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     agent: AgentSettings = AgentSettings()
@@ -246,7 +246,7 @@ class Recipe(Settings):
         return self.judge if self.mcts.evaluator == "judge" else None
 
     @property
-    def asked_verifier(self) -> JudgeSettings | None:
+    def active_verifier(self) -> JudgeSettings | None:
         """Returns the verifier of refusals, or None if it is not used."""
         return self.verifier if self.scheme.asks_verifier else None
 
@@ -256,12 +256,12 @@ class Recipe(Settings):
         models = {
             "policy": self.policy,
             "judge": self.active_judge,
-            "verifier": self.asked_verifier,
+            "verifier": self.active_verifier,
         }
         return {role: model for role, model in models.items() if model is not None}
 
     @property
-    def asked_reward_model(self) -> str | None:
+    def active_reward_model(self) -> str | None:
         """Returns the reward model that search or pairs use, or None."""
         searched = self.mcts.kind == "tree" and self.mcts.evaluator == "reward_model"
         return self.reward_model if searched or self.pairs.score == "reward_model" else None
@@ -303,32 +303,31 @@ class Recipe(Settings):
         return self._with_policy(reader, run, self.evaluation.temperature)
 
     def _with_policy(self, policy: EvaluatedPolicy, run: str, temperature: float) -> "Recipe":
-        own = {name: getattr(policy, name) for name in policy.model_fields_set}
-        own["model"] = policy.model.replace("{run}", run)
-        answers = {"temperature": own.pop("temperature", temperature)}
+        settings = {name: getattr(policy, name) for name in policy.model_fields_set}
+        settings["model"] = policy.model.replace("{run}", run)
+        temperature = settings.pop("temperature", temperature)
         blocks = {
-            "policy": _with_own(self.policy, own),
-            "agent": _updated(self.agent, own),
-            "evaluation": _updated(self.evaluation, answers),
+            "policy": _with_settings(self.policy, settings),
+            "agent": _updated(self.agent, settings),
+            "evaluation": self.evaluation.model_copy(update={"temperature": temperature}),
         }
         return self.model_copy(update=blocks)
 
     @property
     def answer_judge(self) -> JudgeSettings | None:
         """The model of `evaluation.judge`; settings that it does not set come from `judge:`."""
-        asked = self.evaluation.judge
-        if asked is None:
+        judge = self.evaluation.judge
+        if judge is None:
             return None
-        own = {name: getattr(asked, name) for name in asked.model_fields_set}
-        own["temperature"] = asked.temperature
-        return _with_own(self.judge or JudgeSettings(), own)
+        settings = {name: getattr(judge, name) for name in judge.model_fields_set}
+        settings["temperature"] = judge.temperature
+        return _with_settings(self.judge or JudgeSettings(), settings)
 
     def evaluated_models(self, run: str) -> dict[str, ModelSettings]:
         """Returns the models that an evaluation asks, by setting; see `policy_recipes`."""
-        policies = self.policy_recipes(run).items()
         models = {
-            f"evaluation.policies.{name}" if self.evaluation.policies else "policy": one.policy
-            for name, one in policies
+            f"evaluation.policies.{name}" if self.evaluation.policies else "policy": recipe.policy
+            for name, recipe in self.policy_recipes(run).items()
         }
         if set(self.evaluation.baselines) - {"majority"}:
             models["evaluation.baseline_model"] = self.reader_recipe(run).policy
@@ -336,27 +335,29 @@ class Recipe(Settings):
 
     def question_sets(self) -> Iterator[tuple[str, SetSettings]]:
         """Yields the sets to annotate and to evaluate, with their settings' names."""
-        for one in self.data.mix or (self.data,):
-            yield "data.mix" if self.data.mix else "data", one
+        for questions in self.data.mix or (self.data,):
+            yield "data.mix" if self.data.mix else "data", questions
         if self.evaluation.set is not None:
             yield "evaluation.set", self.evaluation.set
-        for one in self.evaluation.mix:
-            yield "evaluation.mix", one
+        for questions in self.evaluation.mix:
+            yield "evaluation.mix", questions
 
-    def own_endpoints(self) -> dict[str, ModelSettings]:
+    def other_endpoints(self) -> dict[str, ModelSettings]:
         """Returns the models of evaluations and the rater that have another endpoint or price than
         the policy, and the answer judge, by setting.
         """
-        asked = self.evaluated_models(self.name)
-        asked["difficulty.policy"] = self.rater_recipe(self.name).policy
+        models = self.evaluated_models(self.name)
+        models["difficulty.policy"] = self.rater_recipe(self.name).policy
         here = _endpoint_and_price(self.policy)
-        found = {name: one for name, one in asked.items() if _endpoint_and_price(one) != here}
-        return found if (judge := self.answer_judge) is None else {**found, JUDGE: judge}
+        others = {
+            name: model for name, model in models.items() if _endpoint_and_price(model) != here
+        }
+        return others if (judge := self.answer_judge) is None else {**others, JUDGE: judge}
 
     @property
     def decisive_digest(self) -> str:
         """Hash of the identity settings (12 hex digits)."""
-        return _hash(identity_settings(self.model_dump(mode="json")))
+        return _hash(identity_settings(self))
 
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
         """Returns the hash of the named blocks, or of the whole recipe (12 hex digits).
@@ -376,24 +377,24 @@ def _endpoint_and_price(model: ModelSettings) -> tuple[object, ...]:
     return model.engine, model.base_url, model.price_per_million
 
 
-def _with_own(model: M, own: Mapping[str, Any]) -> M:
-    """Returns a model with its own settings.
+def _with_settings(model: M, settings: Mapping[str, Any]) -> M:
+    """Returns a model with other settings.
 
     It does not inherit `ENDPOINT` at another endpoint, nor `HOSTED_MODEL` as another model of the
     same one. A server of one's own costs the same for every model.
     """
-    named = own.keys() & {"engine", "base_url", "model"}
-    differing = {name for name in named if own[name] != getattr(model, name)}
+    named = settings.keys() & {"engine", "base_url", "model"}
+    differing = {name for name in named if settings[name] != getattr(model, name)}
     if differing - {"model"}:
         model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
     elif differing and model.engine == "openai":
         model = _updated(model, ModelSettings().model_dump(include=HOSTED_MODEL))
-    return _updated(model, own)
+    return _updated(model, settings)
 
 
 def _updated(block: S, values: Mapping[str, Any]) -> S:
-    own = {name: value for name, value in values.items() if name in type(block).model_fields}
-    return block.model_copy(update=own)
+    known = {name: value for name, value in values.items() if name in type(block).model_fields}
+    return block.model_copy(update=known)
 
 
 def _hash(content: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Finds combinations of settings that cannot work, each with a remedy, before a stage begins."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 from base.errors import ConfigError
@@ -27,10 +27,9 @@ def find_conflicts(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
 def _rewards(recipe: Recipe) -> Iterator[str]:
     scheme, name = recipe.scheme, recipe.rewards.scheme
     if recipe.verifier is not None and not scheme.asks_verifier:
-        asking = naming(lambda one: one.asks_verifier)
         yield (
             f"verifier: the reward scheme `{name}` does not use one; remove it, or set "
-            f"rewards.scheme: {asking}"
+            f"rewards.scheme: {naming(lambda scheme: scheme.asks_verifier)}"
         )
     if "dense" in scheme.extras and _errors_of(require_dense_extra):
         yield (
@@ -51,41 +50,32 @@ def _evaluator(recipe: Recipe) -> Iterator[str]:
 
 
 def _reward_model(recipe: Recipe) -> Iterator[str]:
-    asking = [
-        f"{name} is `reward_model`"
-        for name, value in (
-            ("mcts.evaluator", recipe.mcts.evaluator),
-            ("pairs.score", recipe.pairs.score),
-        )
-        if value == "reward_model"
-    ]
-    for one in asking:
+    users = {"mcts.evaluator": recipe.mcts.evaluator, "pairs.score": recipe.pairs.score}
+    for setting in (name for name, value in users.items() if value == "reward_model"):
         if recipe.reward_model is None:
             yield (
-                f"{one} but `reward_model:` is not set; train one with `branchwise train-rm` and "
-                "set its folder"
+                f"{setting} is `reward_model` but `reward_model:` is not set; train one with "
+                "`branchwise train-rm` and set its folder"
             )
         if not recipe.scheme.learnable:
             yield (
-                f"{one}, which cannot learn the reward scheme `{recipe.rewards.scheme}`; set "
-                f"rewards.scheme: {naming(lambda scheme: scheme.learnable)}"
+                f"{setting} is `reward_model`, which cannot learn the reward scheme "
+                f"`{recipe.rewards.scheme}`; set rewards.scheme: "
+                f"{naming(lambda scheme: scheme.learnable)}"
             )
 
 
-def _rollouts(recipe: Recipe) -> Iterator[str]:
+def _search(recipe: Recipe) -> Iterator[str]:
     search = recipe.mcts
     if search.rollout_temperature == 0 and search.rollouts > 1:
         yield (
             f"mcts.rollout_temperature is 0, so all {search.rollouts} rollouts of a node are the "
             "same; set mcts.rollouts: 1"
         )
-
-
-def _chains(recipe: Recipe) -> Iterator[str]:
-    if recipe.mcts.kind == "chains" and recipe.mcts.evaluator in {"judge", "reward_model"}:
+    if search.kind == "chains" and search.evaluator in {"judge", "reward_model"}:
         yield (
             "mcts.kind is `chains`, which does not evaluate inner steps, but mcts.evaluator is "
-            f"`{recipe.mcts.evaluator}`; remove the evaluator, or set mcts.kind: tree"
+            f"`{search.evaluator}`; remove the evaluator, or set mcts.kind: tree"
         )
 
 
@@ -101,8 +91,9 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
         # Each state of a chain may get this many more draws, each rolled out to its own end.
         most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
     if search.evaluator == "rollout" and not chains:
-        own = isinstance(recipe.rewards, SpreSettings) and recipe.rewards.estimator == "rollout"
-        most = search.rollouts if own else most * search.rollouts
+        rewards = recipe.rewards
+        is_single = isinstance(rewards, SpreSettings) and rewards.estimator == "rollout"
+        most = search.rollouts if is_single else most * search.rollouts
     if recipe.pairs.min_outcomes > most:
         yield (
             f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but the label of a node has at "
@@ -141,30 +132,21 @@ def _errors_of(check: Callable[[], object]) -> list[str]:
     return []
 
 
-def _evaluated_endpoints(recipe: Recipe) -> Iterator[str]:
-    for role, model in recipe.own_endpoints().items():
-        yield from _endpoint(role, model)
-
-
-def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
-    if model and model.engine == "openai" and not model.base_url:
-        yield f"{role}.engine is `openai` but {role}.base_url is not set"
-    if model and model.base_url:  # even if unused, it would be written to the run's recipe
-        yield from (f"{role}: {fault}" for fault in _errors_of(partial(endpoint_address, model)))
+def _endpoints(models: Mapping[str, ModelSettings | None]) -> Iterator[str]:
+    for role, model in models.items():
+        if model and model.engine == "openai" and not model.base_url:
+            yield f"{role}.engine is `openai` but {role}.base_url is not set"
+        if model and model.base_url:  # even if unused, it would be written to the run's recipe
+            faults = _errors_of(partial(endpoint_address, model))
+            yield from (f"{role}: {fault}" for fault in faults)
 
 
 def _prices(recipe: Recipe) -> Iterator[str]:
     """Checks prices: a model without one never reaches a limit in dollars."""
     if recipe.limits.max_usd is None:
         return
-    asked = {
-        "policy": recipe.policy,
-        "judge": recipe.active_judge,
-        "verifier": recipe.asked_verifier,
-        **recipe.own_endpoints(),
-    }
-    for role, model in asked.items():
-        if model is None or (model.engine != "openai" and model.base_url is None):
+    for role, model in (recipe.annotating_models | recipe.other_endpoints()).items():
+        if model.engine != "openai" and model.base_url is None:
             continue
         price = model.price_per_million
         named = price.model_fields_set if price is not None else set()
@@ -178,14 +160,14 @@ def _prices(recipe: Recipe) -> Iterator[str]:
 
 def _sources(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
-    for block, one in recipe.question_sets():
-        if one.source != "atlas" and not one.questions:
-            yield f"{block}.source is `{one.source}` but its `questions` file is not set"
-        if one.source == "atlas" and one.questions:
+    for block, settings in recipe.question_sets():
+        if settings.source != "atlas" and not settings.questions:
+            yield f"{block}.source is `{settings.source}` but its `questions` file is not set"
+        if settings.source == "atlas" and settings.questions:
             yield f"{block}.source is `atlas`, which makes its own questions: remove `questions`"
     if data.mix and data.questions:
         yield "data.mix names the question sets: remove data.questions"
-    if data.corpus is None and any(one.source == "flashrag" for one in data.mix or (data,)):
+    if data.corpus is None and any(part.source == "flashrag" for part in data.mix or (data,)):
         yield "data.source is `flashrag`, which does not include passages: set data.corpus"
 
 
@@ -198,11 +180,11 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         yield "evaluation.set.limit: set evaluation.limit, the number of questions, instead"
     if evaluation.set is not None and evaluation.mix:
         yield "evaluation.mix names the question sets: remove evaluation.set"
-    own = "set" if evaluation.set is not None else "mix" if evaluation.mix else None
-    if own is not None and evaluation.split != "test":
+    others = "set" if evaluation.set is not None else "mix" if evaluation.mix else None
+    if others is not None and evaluation.split != "test":
         yield (
             f"evaluation.split {evaluation.split} is a part of the recipe's own questions, but "
-            f"evaluation.{own} names others: put the split there, or remove evaluation.{own}"
+            f"evaluation.{others} names others: put the split there, or remove evaluation.{others}"
         )
     for name in evaluation.baselines:
         if name in evaluation.policies:
@@ -218,8 +200,7 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
 
 
 def _curriculum(recipe: Recipe) -> Iterator[str]:
-    cycles = recipe.curriculum.cycles
-    if not cycles.discovery and not cycles.refinement:
+    if not recipe.curriculum.cycles.total:
         yield "curriculum.cycles are 0 in both stages: allow 1 or more in one of them"
 
 
@@ -238,26 +219,25 @@ def _difficulty(recipe: Recipe) -> Iterator[str]:
         )
 
 
-ASKED = ("agent", "policy", "judge", "evaluation", "difficulty")
+CALLED = ("agent", "policy", "judge", "evaluation", "difficulty")
 """Blocks that can name models."""
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
     (("mcts", "judge"), _evaluator),
     (("agent", "mcts", "rewards", "verifier", "pairs"), _rewards),
     (("mcts", "rewards", "pairs", "reward_model"), _reward_model),
-    (("mcts",), _rollouts),
-    (("mcts",), _chains),
+    (("mcts",), _search),
     (("agent", "mcts", "pairs"), _pairs),
     (("agent", "training"), _traces),
     (("retrieval",), _retrieval),
-    (("policy",), lambda recipe: _endpoint("policy", recipe.policy)),
-    (("judge",), lambda recipe: _endpoint("judge", recipe.judge)),
-    (("verifier",), lambda recipe: _endpoint("verifier", recipe.verifier)),
-    (ASKED, _evaluated_endpoints),
-    (("limits", *ASKED, "mcts", "rewards", "verifier"), _prices),
+    (("policy",), lambda recipe: _endpoints({"policy": recipe.policy})),
+    (("judge",), lambda recipe: _endpoints({"judge": recipe.judge})),
+    (("verifier",), lambda recipe: _endpoints({"verifier": recipe.verifier})),
+    (CALLED, lambda recipe: _endpoints(recipe.other_endpoints())),
+    (("limits", *CALLED, "mcts", "rewards", "verifier"), _prices),
     (("data", "evaluation"), _sources),
     (("evaluation", "judge"), _evaluation),
     (("curriculum",), _curriculum),
-    (ASKED, _difficulty),
+    (CALLED, _difficulty),
 )
 """All checks, each with the blocks of the recipe that it reads."""

@@ -96,18 +96,13 @@ def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:
 
 def _data_blocks(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the blocks of an unchecked recipe that may name files of questions or passages."""
-    found = [_inside(values, "data"), _inside(values, "evaluation", "set")]
+    blocks = [_inside(values, "data"), _inside(values, "evaluation", "set")]
     start = "training", "warm_start"
-    mixes = (
-        ("data", "mix"),
-        ("evaluation", "mix"),
-        (*start, "sets"),
-        (*start, "reading", "sets"),
-    )
-    for sets in mixes:
-        listed = _inside(values, *sets)
-        found += listed if isinstance(listed, list) else []
-    yield from (block for block in found if isinstance(block, dict))
+    mixes = ("data", "mix"), ("evaluation", "mix"), (*start, "sets"), (*start, "reading", "sets")
+    for mix in mixes:
+        listed = _inside(values, *mix)
+        blocks += listed if isinstance(listed, list) else []
+    yield from (block for block in blocks if isinstance(block, dict))
 
 
 def _inside(values: Any, *keys: str) -> Any:
@@ -213,12 +208,12 @@ def _valid_keys(section: Sequence[str], values: dict[str, Any]) -> list[str]:
     for name in section:
         if name not in model.model_fields:
             continue  # an entry's number or a policy's name
-        found = _models_in(model.model_fields[name].annotation)
-        if not found:
+        models = _models_in(model.model_fields[name].annotation)
+        if not models:
             return []
-        # A scheme's settings depend on its name.
-        is_scheme = found[0] is SchemeSettings
-        model = settings_class(values["rewards"]) if is_scheme else found[0]
+        model = models[0]
+        if model is SchemeSettings:  # its settings depend on its name
+            model = settings_class(values["rewards"])
     return list(model.model_fields)
 
 

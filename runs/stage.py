@@ -87,15 +87,16 @@ def listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
 
 
-def failure_code(context: StageContext, failed: Counter[str], asked: int, what: str) -> int:
+def failure_code(context: StageContext, failed: Counter[str], total: int, what: str) -> int:
     """Logs failures by kind; returns exit code 4 if there are too many, else 0.
 
     Args:
+        total: Number of attempts.
         what: What failed, and how, such as "questions failed".
     """
     if failed:
-        context.log(f"{failed.total()} of {asked} {what}: {listed(failed)}")
-    if failed.total() > context.recipe.limits.max_failed_share * max(asked, 1):
+        context.log(f"{failed.total()} of {total} {what}: {listed(failed)}")
+    if failed.total() > context.recipe.limits.max_failed_share * max(total, 1):
         context.log("that is more than limits.max_failed_share; see `make inspect`")
         return TOO_MANY_FAILURES
     return DONE
@@ -129,13 +130,10 @@ class Gate:
             BudgetExceeded: If a limit is reached or a stop signal came; the gate then also closes
                 for questions.
         """
-        if self.interrupted:
-            self.reason = "interrupted"
-            raise BudgetExceeded("interrupted; rerun the same command to resume")
-        reached = self.limit_reached()
-        if reached is not None:
-            self.reason = reached
-            raise BudgetExceeded(f"{reached}; rerun the same command to resume")
+        reason = "interrupted" if self.interrupted else self.limit_reached()
+        if reason is not None:
+            self.reason = reason
+            raise BudgetExceeded(f"{reason}; rerun the same command to resume")
 
     def limit_reached(self) -> str | None:
         """Returns the limit that is reached, in words; None if there is none."""
@@ -219,36 +217,25 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a stage."""
 
 
-def handled_stop_signals() -> tuple[signal.Signals, ...]:
-    """Returns the stop signals that this process handles (`nohup` makes it ignore SIGHUP)."""
-    return tuple(
-        one
-        for one in STOP_SIGNALS
-        if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN
-    )
-
-
 @contextmanager
 def on_stop_signal(take: Callable[[int], object]) -> Iterator[None]:
     """Calls `take` for every stop signal until the block ends."""
     terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
 
-    def told(signum: int, frame: object) -> None:
-        _detach_closed_terminals(terminals)
+    def handle(signum: int, frame: object) -> None:
+        for stream in terminals:
+            if not os.isatty(stream):  # its terminal was closed: printing to it would fail
+                nothing = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nothing, stream)
+                os.close(nothing)
         take(signum)
 
-    before = {one: signal.signal(one, told) for one in handled_stop_signals()}
+    # `nohup` makes a process ignore SIGHUP.
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = [signum for signum in STOP_SIGNALS if signum != signal.SIGHUP or not is_ignored]
+    before = {signum: signal.signal(signum, handle) for signum in handled}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _detach_closed_terminals(terminals: list[int]) -> None:
-    """Redirects streams of a closed terminal, or printing would fail."""
-    for stream in terminals:
-        if not os.isatty(stream):
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, stream)
-            os.close(nothing)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

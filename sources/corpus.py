@@ -1,14 +1,14 @@
 """The corpus: a union of passage files and documents, with identical content merged."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from base.errors import ConfigError
+from base.faults import Faults
 from base.plain_json import kind_in_words
-from base.reading import Faults
 from sources.documents import (
     CONVERTERS,
     ENDINGS,
@@ -17,28 +17,63 @@ from sources.documents import (
     read_document,
     reject_format,
 )
-from sources.files import Placed, Raw, existing, kind_of, read_rows
+from sources.files import Raw, existing, kind_of, read_rows
 from sources.rows import content_id, first_words
 from storage.records import Passage, Question
 
-READ = "passages read"
 PlacedPassage = tuple[str, Passage]
 """A place ("file:line") and its passage."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Corpus:
     """Passages with distinct ids and distinct content.
 
     Attributes:
-        passages: Passages in the order of the files.
-        aliases: Id of a merged passage → id of the passage that was kept.
+        passages: Passages in the order in which they were added.
+        aliases: Id of a merged passage → id of the passage that it repeats.
+        ids: Id of each passage by its title and text.
         counts: Numbers of passages read, merged and skipped, by name.
     """
 
-    passages: tuple[Passage, ...]
-    aliases: Mapping[str, str]
-    counts: Mapping[str, int]
+    passages: list[Passage] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    ids: dict[tuple[str, str], str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    _first: dict[str, PlacedPassage] = field(default_factory=dict)
+
+    def add(self, place: str, passage: Passage, faults: Faults) -> None:
+        """Adds a passage, or merges it with an earlier one of the same content; one id with two
+        contents is a fault.
+        """
+        self.counts["passages read"] += 1
+        earlier_place, earlier = self._first.setdefault(passage.id, (place, passage))
+        if earlier is not passage:
+            if earlier == passage:
+                self.counts["passages merged: same id and content"] += 1
+            else:
+                faults.add(
+                    place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
+                )
+            return
+        same = self.ids.setdefault((passage.title, passage.text), passage.id)
+        if same == passage.id:
+            self.passages.append(passage)
+        else:
+            self.aliases[passage.id] = same
+            self.counts["passages merged: same content, another id"] += 1
+
+    def add_paragraphs(self, place: str, question: Question, faults: Faults) -> None:
+        """Adds the paragraphs of a question; the id of one without an id is a hash of its content.
+
+        Skips paragraphs without text: some sets have them, and a search cannot find them.
+        """
+        for item in question.paragraphs:
+            if item.text.strip():
+                name = item.id or content_id(item.title, item.text)
+                self.add(place, Passage(id=name, title=item.title, text=item.text), faults)
+            else:
+                self.counts["paragraphs skipped, without text"] += 1
 
 
 def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
@@ -54,77 +89,16 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
         ConfigError: If a path does not exist, a file has faults, or the corpus is empty. Lists up
             to 20 faults with file and line.
     """
-    faults = Faults()
-    passed_over: Counter[str] = Counter()
+    faults, corpus = Faults(), Corpus()
     files = [path for given in paths if (path := existing(given, "data.corpus", faults))]
-    corpus = merge_passages(
-        (placed for path in files for placed in _read(path, passage_words, faults, passed_over)),
-        faults,
-    )
+    for path in files:
+        for place, passage in _read(path, passage_words, faults, corpus.counts):
+            corpus.add(place, passage, faults)
     faults.raise_any()
     if not corpus.passages:
-        seen = "".join(f"; {what}: {count}" for what, count in passed_over.items())
+        seen = "".join(f"; {what}: {count}" for what, count in corpus.counts.items())
         raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{seen}")
-    return replace(corpus, counts={**corpus.counts, **passed_over})
-
-
-def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
-    """Returns the corpus of all paragraphs of `questions` (each with its place).
-
-    Skips paragraphs without text: some sets have them, and a search cannot find them.
-
-    Raises:
-        ConfigError: If two paragraphs share an id and differ.
-    """
-    faults = Faults()
-    passed_over: Counter[str] = Counter()
-    corpus = merge_passages(_paragraph_passages(questions, passed_over), faults)
-    faults.raise_any()
-    return replace(corpus, counts={**corpus.counts, **passed_over})
-
-
-def _paragraph_passages(
-    questions: Iterable[tuple[str, Question]], passed_over: Counter[str]
-) -> Iterator[PlacedPassage]:
-    for place, question in questions:
-        for item in question.paragraphs:
-            if not item.text.strip():
-                passed_over["paragraphs skipped, without text"] += 1
-                continue
-            name = paragraph_id(item.id, item.title, item.text)
-            yield place, Passage(id=name, title=item.title, text=item.text)
-
-
-def paragraph_id(given: str | None, title: str, text: str) -> str:
-    """Returns the passage id of a paragraph: its own, or a hash of its content."""
-    return given or content_id(title, text)
-
-
-def merge_passages(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
-    """Merges passages that repeat an earlier one; one id with two contents is a fault."""
-    first: dict[str, PlacedPassage] = {}
-    by_content: dict[tuple[str, str], str] = {}
-    kept: list[Passage] = []
-    aliases: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    for place, passage in passages:
-        counts[READ] += 1
-        earlier_place, earlier = first.setdefault(passage.id, (place, passage))
-        if earlier is not passage:
-            if earlier == passage:
-                counts["passages merged: same id and content"] += 1
-            else:
-                faults.add(
-                    place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
-                )
-            continue
-        same = by_content.setdefault((passage.title, passage.text), passage.id)
-        if same == passage.id:
-            kept.append(passage)
-        else:
-            aliases[passage.id] = same
-            counts["passages merged: same content, another id"] += 1
-    return Corpus(tuple(kept), aliases, dict(counts))
+    return corpus
 
 
 def _read(
@@ -134,8 +108,14 @@ def _read(
         if kind_of(path) in CONVERTERS:
             reject_format(path, faults)
             return
-        for placed in read_rows(path, faults):
-            yield from _passages_of(path, placed, passage_words, faults)
+        for place, raw in read_rows(path, faults):
+            try:
+                of_row = _passages_of(path.name, raw, passage_words)
+            except ValueError as error:
+                faults.add(place, str(error))
+                continue
+            for passage in of_row:
+                yield place, passage
         return
     for file in document_files(path, passed_over, faults) if path.is_dir() else [path]:
         name = (Path(path.name) / file.relative_to(path)).as_posix()
@@ -146,27 +126,8 @@ def _read(
             yield str(file), passage
 
 
-def _passages_of(
-    path: Path, placed: Placed, passage_words: int, faults: Faults
-) -> Iterator[PlacedPassage]:
-    place, raw = placed
-    try:
-        form = _form_of(raw)
-        if form is not None:
-            yield place, form
-            return
-        text = _text(raw, "text")
-        name = _text(raw, "id") if "id" in raw else f"{path.name}-{content_id(text)}"
-        title = _text(raw, "title") if raw.get("title") else first_words(text)
-    except ValueError as error:
-        faults.add(place, str(error))
-        return
-    for passage in cut(name, title, text, passage_words):
-        yield place, passage
-
-
-def _form_of(raw: Raw) -> Passage | None:
-    """Returns the passage of a row in one of the two passage forms; None for a document.
+def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
+    """Returns the passage of a row in one of the two passage forms, or those of a document.
 
     Raises:
         ValueError: If a field is of the wrong type or empty.
@@ -179,13 +140,16 @@ def _form_of(raw: Raw) -> Passage | None:
             title, text = _text(raw, "title"), contents
         elif not line_break:
             title, text = first_words(contents), contents
-        return Passage(id=_text(raw, "id"), title=title, text=text)
-    if "id" not in raw or "title" not in raw:
-        return None
-    title = raw["title"]
-    if not isinstance(title, str):
-        raise ValueError(f"'title' must be text, not {kind_in_words(title)}")
-    return Passage(id=_text(raw, "id"), title=title, text=_text(raw, "text"))
+        return (Passage(id=_text(raw, "id"), title=title, text=text),)
+    if "id" in raw and "title" in raw:
+        title = raw["title"]
+        if not isinstance(title, str):
+            raise ValueError(f"'title' must be text, not {kind_in_words(title)}")
+        return (Passage(id=_text(raw, "id"), title=title, text=_text(raw, "text")),)
+    text = _text(raw, "text")
+    name = _text(raw, "id") if "id" in raw else f"{file}-{content_id(text)}"
+    title = _text(raw, "title") if raw.get("title") else first_words(text)
+    return cut(name, title, text, passage_words)
 
 
 def _text(raw: Raw, key: str) -> str:

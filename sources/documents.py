@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from base.reading import Faults
-from sources.files import kind_of, open_lossless, valid_lines
+from base.faults import Faults
+from sources.files import kind_of, text_lines
 from storage.records import Passage
 
 ENDINGS = (".txt", ".md")
@@ -42,17 +42,17 @@ def document_files(folder: Path, passed_over: Counter[str], faults: Faults) -> l
     Counts files with another ending in `passed_over`, except hidden ones. A document of
     `CONVERTERS` is a fault, unless a text file of the same name is in its folder.
     """
-    found = []
+    texts = []
     for path in folder.rglob("*"):
         if not path.is_file() or any(p.startswith(".") for p in path.relative_to(folder).parts):
             continue
         if kind_of(path) in ENDINGS:
-            found.append(path)
+            texts.append(path)
         elif kind_of(path) in CONVERTERS and not _is_converted(path):
             reject_format(path, faults)
         else:
             passed_over[f"corpus files skipped, {kind_of(path) or 'no ending'}"] += 1
-    return sorted(found)
+    return sorted(texts)
 
 
 def reject_format(path: Path, faults: Faults) -> None:
@@ -82,11 +82,7 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
     Underscores of the file name become spaces, so that a search finds its words.
     """
     before = faults.count
-    try:
-        with open_lossless(path) as file:
-            text = "".join(valid_lines(path, file, faults))
-    except OSError as error:
-        faults.add(str(path), f"cannot be read: {error}")
+    text = "".join(text_lines(path, faults))
     if faults.count > before:
         return []
     title = _first_heading(text) or _stem(path).replace("_", " ")
@@ -101,8 +97,8 @@ def _first_heading(text: str) -> str | None:
     for line in lines:
         if line.lstrip().startswith(_FENCES):
             in_code = not in_code
-        elif not in_code and (found := _HEADING.match(line)):
-            title = found.group(1).rstrip()
+        elif not in_code and (heading := _HEADING.match(line)):
+            title = heading.group(1).rstrip()
             opened = title.rstrip("#")  # "# Title #" is also a heading, "# C#" is not closed
             return opened.rstrip() if opened[-1:].isspace() else title
     return None

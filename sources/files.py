@@ -1,4 +1,4 @@
-"""Raw rows of a file, each with its place, and the faults found while reading."""
+"""Raw rows of a file or of a set on the Hugging Face hub, each with its place."""
 
 import csv
 import gzip
@@ -7,11 +7,12 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from base.errors import ConfigError
+from base.faults import Faults
 from base.plain_json import as_object, kind_in_words, parse_json
-from base.reading import Faults, open_text
-from base.text import replace_surrogates
+from base.text import replace_surrogates, storable_values
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]
@@ -24,9 +25,9 @@ def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
     """Returns `path` with `~` resolved; if it is missing, adds a fault of `setting` and returns
     None.
     """
-    found = Path(path).expanduser()
-    if found.exists():
-        return found
+    resolved = Path(path).expanduser()
+    if resolved.exists():
+        return resolved
     faults.add(
         setting,
         f"{path} does not exist (current folder: {Path.cwd()}; a recipe may also name files "
@@ -46,44 +47,32 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
 
     Unreadable input becomes a fault: a torn line is skipped, a broken file ends early.
     """
-    kind = kind_of(path)
-    reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(kind, _jsonl_rows)
+    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}
+    yield from readers.get(kind_of(path), _jsonl_rows)(path, text_lines(path, faults), faults)
+
+
+def text_lines(path: Path, faults: Faults) -> Iterator[str]:
+    """Yields the lines of a text (UTF-8, a byte-order mark is dropped), unpacking `.gz`.
+
+    A file that breaks ends early, with a fault. Bytes that are not UTF-8 are faults too. They
+    become U+FFFD, so that other faults of the line are found as well.
+    """
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    number = 0
     try:
-        with open_lossless(path) as file:
-            yield from reader(path, file, faults)
+        # A strict reader would stop up to a block before a bad byte, and lose the following lines.
+        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
+                    where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
+                    faults.add(
+                        f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8"
+                    )
+                yield replace_surrogates(line)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        faults.add(f"{path}:{number + 1}", f"the gzip data is damaged ({error}); replace the file")
     except OSError as error:
         faults.add(str(path), f"cannot be read: {error}")
-
-
-def open_lossless(path: Path) -> TextIO:
-    """Opens text in which bytes that are not UTF-8 become lone surrogates.
-
-    A strict reader would stop up to a block before such a line, and lose the following lines.
-    """
-    return open_text(path, errors="surrogateescape")
-
-
-def valid_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
-    """Yields the lines of an `open_lossless` file; if it breaks, that line becomes a fault.
-
-    Bytes that are not UTF-8 are faults too. They become U+FFFD, so that other faults of the line
-    are found as well.
-    """
-    number = 0
-    iterator = iter(lines)
-    while True:
-        number += 1
-        try:
-            line = next(iterator)
-        except StopIteration:
-            return
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            faults.add(f"{path}:{number}", f"the gzip data is damaged ({error}); replace the file")
-            return
-        if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
-            where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
-            faults.add(f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8")
-        yield replace_surrogates(line)
 
 
 def parse_object(text: str) -> Raw:
@@ -97,8 +86,8 @@ def parse_object(text: str) -> Raw:
     return as_object(parse_json(text.rstrip("\r\n")))
 
 
-def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Placed]:
-    for number, line in enumerate(valid_lines(path, file, faults), start=1):
+def _jsonl_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -107,10 +96,10 @@ def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Pla
             faults.add(f"{path}:{number}", str(error))
 
 
-def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
+def _json_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
     """Yields a list of objects, or `{"data": [...]}`; a `.json` file of lines is read as JSONL."""
     before = faults.count
-    text = "".join(valid_lines(path, file, faults))
+    text = "".join(lines)
     try:
         value = parse_json(text.rstrip("\r\n"))
     except ValueError as error:
@@ -131,21 +120,56 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
             faults.add(f"{path}: item {number}", f"is {kind_in_words(item)}, not an object")
 
 
-def _csv_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
+def _csv_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    reader = csv.DictReader(valid_lines(path, file, faults), delimiter=delimiter, strict=True)
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            faults.add(f"{path}:{reader.line_num}", f"is not {kind_of(path)[1:]} ({error})")
-            return
-        place = f"{path}:{reader.line_num}"
-        if None in row or None in row.values():
-            faults.add(
-                place, f"does not have the {len(reader.fieldnames or ())} columns of the header"
-            )
-        else:
-            yield place, row
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                columns = len(reader.fieldnames or ())
+                faults.add(place, f"does not have the {columns} columns of the header")
+            else:
+                yield place, row
+    except csv.Error as error:
+        faults.add(f"{path}:{reader.line_num}", f"is not {kind_of(path)[1:]} ({error})")
+
+
+def hub_rows(name: str) -> Iterator[Placed]:
+    """Yields the rows of "owner/name", "owner/name:config" or "owner/name:config:split".
+
+    Without a split, reads `train` if it exists, else the first one.
+
+    Raises:
+        ConfigError: If the package `datasets` is not installed, or the hub cannot be reached or
+            does not have the set.
+    """
+    path, _, rest = name.partition(":")
+    config, _, split = rest.partition(":")
+    table = _load(path, config or None)
+    chosen = split or ("train" if "train" in table else next(iter(table)))
+    if chosen not in table:
+        raise ConfigError(
+            f"{path}: unknown split {chosen!r}; use one of {', '.join(sorted(table))}"
+        )
+    for number, row in enumerate(table[chosen], start=1):
+        yield f"{name} ({chosen}): row {number}", storable_values(dict(row))
+
+
+def _load(path: str, config: str | None) -> Any:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ConfigError(
+            "data.source hub needs the package `datasets`: run `make setup EXTRAS=train` or "
+            "`pip install -e .[train]`, or download the file and use data.source jsonl"
+        ) from error
+    try:
+        return load_dataset(path, config)
+    except Exception as error:  # the hub's client raises a dozen unrelated types
+        raise ConfigError(
+            f"cannot load {path} from the Hugging Face hub ({type(error).__name__}: "
+            f"{error}). Without network access, download the file elsewhere. Then set "
+            "`source` to hotpotqa, 2wiki, musique, popqa, bamboogle, nq, flashrag or jsonl, "
+            "and `questions` to the file"
+        ) from error

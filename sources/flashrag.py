@@ -41,7 +41,7 @@ class FlashRow(Row):
         metadata = self.metadata or Metadata()
         titles = distinct(title for title, _ in metadata.supporting_facts)
         facts = bool(metadata.supporting_facts)
-        kept = metadata.model_extra or {}
+        others = metadata.model_extra or {}
         return Question(
             id=f"{self.id}-{content_id(self.question)[:8]}",
             source=source,
@@ -51,5 +51,5 @@ class FlashRow(Row):
             hops=hops_of(metadata.type) if facts else None,
             supporting_titles=titles,
             paragraphs=paragraphs_of(metadata.context, titles),
-            extra={**self.others(), **({"metadata": kept} if kept else {})},
+            extra={**self.others(), **({"metadata": others} if others else {})},
         )

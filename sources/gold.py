@@ -36,7 +36,7 @@ def resolve_gold(
         passages: Passages of the corpus.
         aliases: Ids of merged passages → the id that was kept.
     """
-    questions = list(questions)
+    questions, aliases = list(questions), aliases or {}
     known = {passage.id for passage in passages}
     by_title: dict[str, list[Passage]] = defaultdict(list)
     for passage in passages:
@@ -45,13 +45,27 @@ def resolve_gold(
     similar = _similar(titles - by_title.keys(), passages)
 
     def resolved(question: Question) -> Question:
-        gold = _gold(question, known, by_title, similar, aliases or {})
-        spelled = tuple(_spelled(question, by_title, similar))
+        marked = question.supporting_ids or tuple(
+            p.id for p in question.paragraphs if p.is_supporting and p.id is not None
+        )
+        ids = [name for name in (aliases.get(name, name) for name in marked) if name in known]
+        spelled: list[str] = []
+        titled: list[Passage] = []
+        for title in question.supporting_titles:
+            if ids and title in by_title:  # neither the spelling nor the passages are open
+                spelled.append(title)
+                continue
+            candidates = by_title.get(title) or similar.get(title_key(title)) or ()
+            gold = _holding_answers(candidates, question.answers)
+            spelled += dict.fromkeys(passage.title for passage in gold) or [title]
+            titled += gold
+        changed = {
+            "supporting_titles": tuple(spelled),
+            "supporting_ids": tuple(dict.fromkeys(ids or (passage.id for passage in titled))),
+        }
         # Copies a question only if it differs, because large sets are held in memory.
-        if spelled != question.supporting_titles:
-            question = question.model_copy(update={"supporting_titles": spelled})
-        same = gold == question.supporting_ids
-        return question if same else question.model_copy(update={"supporting_ids": gold})
+        is_same = all(getattr(question, name) == value for name, value in changed.items())
+        return question if is_same else question.model_copy(update=changed)
 
     return [resolved(question) for question in questions]
 
@@ -61,13 +75,13 @@ def title_key(title: str) -> str:
     return " ".join(title.replace("_", " ").split()).casefold()
 
 
-def _similar(titles: Iterable[str], passages: Iterable[Passage]) -> Mapping[str, list[Passage]]:
+def _similar(titles: Iterable[str], passages: Iterable[Passage]) -> Mapping[str, Sequence[Passage]]:
     """Returns the passages whose title, path or file name is similar to one of `titles`."""
-    found: dict[str, list[Passage]] = {title_key(title): [] for title in titles}
-    for passage in passages if found else ():
-        for key in {title_key(name) for name in _names(passage)} & found.keys():
-            found[key].append(passage)
-    return found
+    similar: dict[str, list[Passage]] = {title_key(title): [] for title in titles}
+    for passage in passages if similar else ():
+        for key in {title_key(name) for name in _names(passage)} & similar.keys():
+            similar[key].append(passage)
+    return similar
 
 
 def _names(passage: Passage) -> Iterator[str]:
@@ -82,41 +96,8 @@ def _names(passage: Passage) -> Iterator[str]:
         yield from (str(file), str(below_folder), file.name, file.stem)
 
 
-def _spelled(
-    question: Question,
-    by_title: Mapping[str, Sequence[Passage]],
-    similar: Mapping[str, Sequence[Passage]],
-) -> Iterator[str]:
-    """Yields the question's supporting titles as the corpus spells them."""
-    for title in question.supporting_titles:
-        candidates = () if title in by_title else similar.get(title_key(title), ())
-        gold = set(_titled(candidates, question.answers))
-        yield from dict.fromkeys(p.title for p in candidates if p.id in gold) or (title,)
-
-
-def _gold(
-    question: Question,
-    known: set[str],
-    by_title: Mapping[str, Sequence[Passage]],
-    similar: Mapping[str, Sequence[Passage]],
-    aliases: Mapping[str, str],
-) -> tuple[str, ...]:
-    marked = question.supporting_ids or tuple(
-        p.id for p in question.paragraphs if p.is_supporting and p.id is not None
-    )
-    kept = (aliases.get(name, name) for name in marked)
-    held = tuple(dict.fromkeys(name for name in kept if name in known))
-    if held:
-        return held
-    found: dict[str, None] = {}
-    for title in question.supporting_titles:
-        named = by_title.get(title) or similar.get(title_key(title), ())
-        found.update(dict.fromkeys(_titled(named, question.answers)))
-    return tuple(found)
-
-
-def _titled(candidates: Sequence[Passage], answers: Sequence[str]) -> list[str]:
+def _holding_answers(candidates: Sequence[Passage], answers: Sequence[str]) -> Sequence[Passage]:
     """Returns passages of one title that contain a gold answer, or all of them."""
     golds = [answer for answer in answers if answer.strip().lower() not in CLOSED_ANSWERS]
-    holding = [p.id for p in candidates if any(holds_phrase(p.text, gold) for gold in golds)]
-    return holding or [p.id for p in candidates]
+    holding = [p for p in candidates if any(holds_phrase(p.text, gold) for gold in golds)]
+    return holding or candidates

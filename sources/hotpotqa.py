@@ -8,43 +8,34 @@ from sources.rows import Identifier, Row, Text, distinct, joined, paragraph
 from storage.records import Paragraph, Question
 
 
-def _facts(value: Any) -> Any:
-    """`[[title, sentence], …]`, also from the hub's `{"title": […], "sent_id": […]}`."""
-    if isinstance(value, dict):
-        titles, sentences = value.get("title"), value.get("sent_id")
-        if isinstance(titles, list) and isinstance(sentences, list):
-            return _paired(titles, sentences)
-        return value
-    return _tuples(value)
+def _titled(value: Any, *columns: str) -> Any:
+    """Returns `[(title, …), …]`, also from the hub's parallel lists `{"title": […], column: […]}`.
 
-
-def _context(value: Any) -> Any:
-    """`[[title, [sentence, …]], …]`, also from parallel lists (`sentences` or `content`)."""
+    Args:
+        columns: Names of the second list; the first that exists is read.
+    """
     if isinstance(value, dict):
         titles = value.get("title")
-        texts = value.get("sentences", value.get("content"))
-        if isinstance(titles, list) and isinstance(texts, list):
-            return _paired(titles, texts)
-        return value
-    return _tuples(value)
-
-
-def _paired(titles: list[Any], others: list[Any]) -> list[tuple[Any, Any]]:
-    if len(titles) != len(others):
-        raise ValueError(
-            f"the lists have {len(titles)} and {len(others)} entries, but need the same number"
-        )
-    return list(zip(titles, others, strict=True))
-
-
-def _tuples(value: Any) -> Any:
+        others = next((value[column] for column in columns if column in value), None)
+        if not isinstance(titles, list) or not isinstance(others, list):
+            return value
+        if len(titles) != len(others):
+            raise ValueError(
+                f"the lists have {len(titles)} and {len(others)} entries, but need the same number"
+            )
+        return list(zip(titles, others, strict=True))
     if isinstance(value, list):
         return [tuple(item) if isinstance(item, list) else item for item in value]
     return value
 
 
-SupportingFacts = Annotated[list[tuple[str, int]], BeforeValidator(_facts)]
-Context = Annotated[list[tuple[str, list[str]]], BeforeValidator(_context)]
+SupportingFacts = Annotated[
+    list[tuple[str, int]], BeforeValidator(lambda value: _titled(value, "sent_id"))
+]
+Context = Annotated[
+    list[tuple[str, list[str]]],
+    BeforeValidator(lambda value: _titled(value, "sentences", "content")),
+]
 
 
 class HotpotRow(Row):

@@ -7,8 +7,8 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from base.terminal_escape import inert_json
 from base.text import storable_values
-from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
-from storage.records import Question
+from sources.rows import Answers, Identifier, Row, Text, distinct, with_answers
+from storage.records import Paragraph, Question
 
 NoneAsEmpty = BeforeValidator(lambda value: [] if value is None else value)
 """Reads a list that is not set, as in exports of tables, as an empty one."""
@@ -52,7 +52,7 @@ class QuestionLine(Row):
         return "answers" in raw
 
     def to_question(self, source: str) -> Question:
-        given = [p for p in self.paragraphs if p.is_supporting]
+        marked = [p.title for p in self.paragraphs if p.is_supporting]
         return Question(
             id=self.id,
             source=source,
@@ -61,11 +61,9 @@ class QuestionLine(Row):
             type=self.type,
             hops=self.hops,
             answerable=self.answerable,
-            supporting_titles=distinct(self.supporting_titles or [p.title for p in given]),
+            supporting_titles=distinct(self.supporting_titles or marked),
             supporting_ids=distinct(self.supporting_ids),
-            paragraphs=tuple(
-                paragraph(p.title, p.text, p.is_supporting, p.id) for p in self.paragraphs
-            ),
+            paragraphs=tuple(Paragraph(**dict(p)) for p in self.paragraphs),
             licence=self.licence,
             extra=self.others(),
         )
@@ -76,6 +74,6 @@ def line_of(question: Question) -> str:
 
     Stores its source in `extra`, because a set has one source, and leaves out its split.
     """
-    own = question.model_dump(exclude={"source", "split", "extra"})
-    line = storable_values({"source": question.source, **question.extra, **own})
+    fields = question.model_dump(exclude={"source", "split", "extra"})
+    line = storable_values({"source": question.source, **question.extra, **fields})
     return inert_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n"

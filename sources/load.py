@@ -9,11 +9,11 @@ from heapq import nsmallest
 from itertools import islice
 
 from base.errors import ConfigError
-from base.reading import Faults
+from base.faults import Faults
 from base.terminal_escape import inert
-from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merge_passages
+from sources.corpus import Corpus, load_corpus
 from sources.gold import resolve_gold
-from sources.readers import PlacedQuestion, QuestionSet, merge_questions, read_set
+from sources.readers import PlacedQuestion, merge_questions, read_set
 from sources.settings import DataSettings, SetSettings, Split
 from storage.records import Paragraph, Passage, Question, QuestionKey
 
@@ -52,14 +52,6 @@ class Data:
             yield f"{note}: {count}{self.examples.get(note, '')}"
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """One set: its sampled questions, and its own passages."""
-
-    questions: tuple[PlacedQuestion, ...]
-    corpus: Corpus
-
-
 Unfit = Callable[[Question], str | None]
 """Question → reason to leave it out; None to keep it."""
 
@@ -87,11 +79,10 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
         ConfigError: If the files are faulty (lists all faults with file and line), no corpus,
             or no questions left.
     """
-    notes: Notes = Counter()
-    loaded, named = _read_files(_Reading(settings, seed, unfit, notes))
-    faults = Faults()
-    placed, _ = merge_questions((one for part in loaded for one in part.questions), faults)
-    corpus = named or _own_corpus(loaded, faults)
+    reading = _Reading(settings, seed, unfit)
+    faults, notes = Faults(), reading.notes
+    questions, corpus = _read_files(reading)
+    placed, _ = merge_questions(questions, faults)
     faults.raise_any()
     if not corpus.passages:
         raise ConfigError(
@@ -99,14 +90,16 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
             "data.corpus to a file"
         )
     notes.update(corpus.counts)
-    drawn = _of_mix(placed, settings, seed, notes) if settings.mix else _sampled(placed, seed)
-    if not drawn:
-        raise ConfigError(f"no questions are left: {_listed(notes)}")
-    cited = _with_paragraph_ids([one.question for one in drawn], corpus)
-    questions = resolve_gold(cited, corpus.passages, corpus.aliases)
-    examples, incomplete = _note_missing(cited, questions, corpus, notes)
+    if settings.mix:
+        placed = _of_mix(placed, reading)
+    if not placed:
+        listed = "; ".join(f"{name}: {count}" for name, count in notes.items() if count)
+        raise ConfigError(f"no questions are left: {listed}")
+    cited = _with_paragraph_ids([question for _, question in placed], corpus)
+    resolved = resolve_gold(cited, corpus.passages, corpus.aliases)
+    examples, incomplete = _note_missing(cited, resolved, corpus, notes)
     counted = {name: n for name, n in notes.items() if n}
-    return Data(tuple(questions), corpus.passages, counted, examples, incomplete)
+    return Data(tuple(resolved), tuple(corpus.passages), counted, examples, incomplete)
 
 
 def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Question, ...]:
@@ -117,39 +110,47 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
     Raises:
         ConfigError: If the files are faulty.
     """
-    wanted = {"split": split, "limit": None}
-    settings = settings.model_copy(update={"skip": 0})
-    reading = _Reading(settings, seed, unfit=unanswerable, notes=Counter())
-    sets = [one.model_copy(update=wanted) for one in settings.mix or (settings,)]
-    return tuple(placed.question for one in sets for placed in _load_set(one, reading).questions)
+    whole = {"split": split, "limit": None}
+    reading = _Reading(settings.model_copy(update={"skip": 0}), seed, unanswerable)
+    sets = [part.model_copy(update=whole) for part in settings.mix or (settings,)]
+    return tuple(question for part in sets for _, question in _load_set(part, reading))
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Settings for reading any set."""
+    """Settings for reading any set, and what is counted and collected.
+
+    Attributes:
+        paragraphs: Passages of the sets, if the settings name no corpus.
+    """
 
     settings: DataSettings
     seed: int
     unfit: Unfit
-    notes: Notes
+    notes: Notes = field(default_factory=Counter)
+    paragraphs: Corpus = field(default_factory=Corpus)
+
+    @property
+    def skip(self) -> int:
+        """Questions to skip in a single set; a mix skips the first ones of all its sets."""
+        return 0 if self.settings.mix else self.settings.skip
 
 
-def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
-    """Returns all sets, and the corpus in the recipe; raises all their errors together."""
-    settings = reading.settings
-    loaded: list[_Loaded] = []
-    named: Corpus | None = None
+def _read_files(reading: _Reading) -> tuple[list[PlacedQuestion], Corpus]:
+    """Returns the questions of all sets, and the corpus; raises all their errors together."""
+    settings, corpus = reading.settings, reading.paragraphs
+    questions: list[PlacedQuestion] = []
     problems: list[str] = []
-    for one in settings.mix or (settings,):
+    for part in settings.mix or (settings,):
         with _noted(problems):
-            loaded.append(_load_set(one, reading))
+            questions += _load_set(part, reading)
     if settings.corpus is not None:
         paths = (settings.corpus,) if isinstance(settings.corpus, str) else settings.corpus
         with _noted(problems):
-            named = load_corpus(paths, settings.passage_words)
+            corpus = load_corpus(paths, settings.passage_words)
     if problems:
         raise ConfigError("\n".join(problems))
-    return loaded, named
+    return questions, corpus
 
 
 @contextmanager
@@ -161,70 +162,75 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-def _load_set(one: SetSettings, reading: _Reading) -> _Loaded:
-    found, own = _read(one, reading)
-    reading.notes[f"{one.source}: questions read"] += len(found.questions)
-    reading.notes[f"{one.source}: questions merged, repeated word for word"] += found.repeated
-    return _Loaded(_drawn(one, found.questions, reading), own)
-
-
-def _drawn(
-    one: SetSettings, questions: Iterable[PlacedQuestion], reading: _Reading
-) -> tuple[PlacedQuestion, ...]:
-    """Returns the questions of the wanted split, sampled to the limit."""
-    kept, notes = [], reading.notes
+def _load_set(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
+    """Returns the questions of the requested split, sampled to the limit."""
+    source, notes = settings.source, reading.notes
+    if source == "atlas":
+        questions, repeated = _atlas(settings, reading), 0
+    else:
+        questions, repeated = read_set(source, settings.questions)
+        if reading.settings.corpus is None:
+            faults = Faults()
+            for place, question in questions:
+                reading.paragraphs.add_paragraphs(place, question, faults)
+            faults.raise_any()
+    notes[f"{source}: questions read"] += len(questions)
+    notes[f"{source}: questions merged, repeated word for word"] += repeated
+    eligible = []
     for placed in questions:
-        if one.split is not None and placed.question.split != one.split:
-            notes[f"{one.source}: questions of another split"] += 1
+        if settings.split is not None and placed.question.split != settings.split:
+            notes[f"{source}: questions of another split"] += 1
         elif reason := reading.unfit(placed.question):
-            notes[f"{one.source}: questions left out, {reason}"] += 1
+            notes[f"{source}: questions left out, {reason}"] += 1
         else:
-            kept.append(placed)
+            eligible.append(placed)
     # Atlas skips questions itself, in the order in which it makes them.
-    skip = 0 if one.source == "atlas" else _offset_of(one)
-    left = _sampled(kept, reading.seed)[skip:]
-    notes[f"{one.source}: questions skipped"] += len(kept) - len(left)
-    notes[f"{one.source}: questions left out by the limit"] += len(left) - len(left[: one.limit])
-    return left[: one.limit]
+    left = _sampled(eligible, reading.seed)[0 if source == "atlas" else reading.skip :]
+    notes[f"{source}: questions skipped"] += len(eligible) - len(left)
+    drawn = left[: settings.limit]
+    notes[f"{source}: questions left out by the limit"] += len(left) - len(drawn)
+    return drawn
 
 
-def _offset_of(one: SetSettings) -> int:
-    """Returns the offset of a single set; 0 for the sets of a mix."""
-    return one.skip if isinstance(one, DataSettings) else 0
+def _atlas(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
+    from sources.atlas import build_corpus, build_questions
+
+    data = reading.settings
+    if settings.split is None:
+        raise ConfigError("`split` is null, but atlas makes the questions of one split: name it")
+    questions = build_questions(
+        settings.split,
+        settings.limit,
+        reading.seed,
+        data.cities,
+        unfit=reading.unfit,
+        skip=reading.skip,
+        references=data.references,
+    )
+    if data.corpus is None:
+        faults = Faults()
+        for passage in build_corpus(data.cities):
+            reading.paragraphs.add(f"atlas: {passage.title}", passage, faults)
+        faults.raise_any()
+    return [PlacedQuestion(f"atlas: {question.id}", question) for question in questions]
 
 
-def _of_mix(
-    questions: Iterable[PlacedQuestion], settings: DataSettings, seed: int, notes: Notes
-) -> tuple[PlacedQuestion, ...]:
+def _of_mix(questions: Iterable[PlacedQuestion], reading: _Reading) -> list[PlacedQuestion]:
     """Applies `skip` and `limit` to all sets together."""
-    placed = _sampled(questions, seed)
-    left = placed[settings.skip :]
+    placed, notes = _sampled(questions, reading.seed), reading.notes
+    left = placed[reading.settings.skip :]
     notes["questions skipped"] += len(placed) - len(left)
-    notes["questions left out by the limit of the mix"] += len(left) - len(left[: settings.limit])
-    return left[: settings.limit]
+    drawn = left[: reading.settings.limit]
+    notes["questions left out by the limit of the mix"] += len(left) - len(drawn)
+    return drawn
 
 
-def _sampled(questions: Iterable[PlacedQuestion], seed: int) -> tuple[PlacedQuestion, ...]:
+def _sampled(questions: Iterable[PlacedQuestion], seed: int) -> list[PlacedQuestion]:
     def order(placed: PlacedQuestion) -> bytes:
         name = f"{seed}\x1f{placed.question.source}\x1f{placed.question.id}"
         return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
 
-    return tuple(sorted(questions, key=order))
-
-
-def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
-    """Returns the passages of the sets."""
-    own = [one.corpus for one in loaded]
-    whole = merge_passages(
-        ((f"{passage.id} ({passage.title})", passage) for one in own for passage in one.passages),
-        faults,
-    )
-    counts = Counter({name: n for name, n in whole.counts.items() if name != READ})
-    aliases = dict(whole.aliases)
-    for one in own:
-        counts.update(one.counts)
-        aliases.update({name: whole.aliases.get(to, to) for name, to in one.aliases.items()})
-    return Corpus(whole.passages, aliases, counts)
+    return sorted(questions, key=order)
 
 
 def _with_paragraph_ids(questions: Iterable[Question], corpus: Corpus) -> list[Question]:
@@ -235,15 +241,14 @@ def _with_paragraph_ids(questions: Iterable[Question], corpus: Corpus) -> list[Q
     the question stays unchanged, so that all its gold passages are found by title instead of only
     some by id.
     """
-    by_content = {(passage.title, passage.text): passage.id for passage in corpus.passages}
 
-    def kept_id(paragraph: Paragraph) -> str | None:
+    def corpus_id(paragraph: Paragraph) -> str | None:
         if paragraph.id is None:
-            return by_content.get((paragraph.title, paragraph.text))
+            return corpus.ids.get((paragraph.title, paragraph.text))
         return corpus.aliases.get(paragraph.id, paragraph.id)
 
     def identified(question: Question) -> Question:
-        ids = [kept_id(p) for p in question.paragraphs]
+        ids = [corpus_id(p) for p in question.paragraphs]
         # Copies a question only if it differs, because large sets are held in memory.
         if ids == [p.id for p in question.paragraphs]:
             return question
@@ -277,8 +282,8 @@ def _note_missing(
         # Not `- titles.keys()`, which would visit every title of the corpus for each question.
         lost = lost or {title for title in after.supporting_titles if title not in titles}
         missing.update(dict.fromkeys(sorted(lost)))
-        found = set(after.supporting_titles)
-        respelled.update((title, None) for title in before.supporting_titles if title not in found)
+        spelled = set(after.supporting_titles)
+        respelled.update((t, None) for t in before.supporting_titles if t not in spelled)
         if lost:
             if not after.supporting_titles:  # titles are compared where gold passages are used
                 incomplete.add((before.source, before.id))
@@ -302,39 +307,3 @@ def _note_missing(
 def _examples(texts: Iterable[str]) -> str:
     """Returns the first three texts in quotes, shortened."""
     return ", ".join(f'"{inert(text[:_SHOWN])}"' for text in islice(texts, 3))
-
-
-def _listed(notes: Notes) -> str:
-    return "; ".join(f"{name}: {count}" for name, count in notes.items() if count)
-
-
-def _read(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
-    """Returns all questions of a set, and its own passages."""
-    if one.source == "atlas":
-        return _atlas(one, reading)
-    found = read_set(one.source, one.questions)
-    if reading.settings.corpus is not None:
-        return found, Corpus((), {}, {})
-    return found, corpus_of_paragraphs(
-        (placed.place, placed.question) for placed in found.questions
-    )
-
-
-def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
-    from sources.atlas import build_corpus, build_questions
-
-    settings = reading.settings
-    if one.split is None:
-        raise ConfigError("`split` is null, but atlas makes the questions of one split: name it")
-    questions = build_questions(
-        one.split,
-        one.limit,
-        reading.seed,
-        settings.cities,
-        unfit=reading.unfit,
-        skip=_offset_of(one),
-        references=settings.references,
-    )
-    placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)
-    own = build_corpus(settings.cities) if settings.corpus is None else []
-    return QuestionSet(placed, 0), Corpus(tuple(own), {}, {READ: len(own)})

@@ -57,6 +57,7 @@ class MusiqueRow(Row):
         if not self.answerable:
             extra["answer"] = self.answer
         kind = self.id.partition("__")[0] if "__" in self.id else None
+        kind_hops = int(kind[0]) if kind and kind[0] in "234" else None
         supporting = [p.title for p in self.paragraphs if p.is_supporting]
         return Question(
             id=self.id if self.answerable else f"{self.id}__unanswerable",
@@ -64,7 +65,7 @@ class MusiqueRow(Row):
             question=self.question,
             answers=with_answers(answers) if self.answerable else (),
             type=kind,
-            hops=self._hops(kind),
+            hops=len(self.question_decomposition) or kind_hops,
             answerable=self.answerable,
             supporting_titles=distinct(supporting),
             paragraphs=tuple(
@@ -86,8 +87,3 @@ class MusiqueRow(Row):
             }
             for step in self.question_decomposition
         ]
-
-    def _hops(self, kind: str | None) -> int | None:
-        if self.question_decomposition:
-            return len(self.question_decomposition)
-        return int(kind[0]) if kind and kind[0] in "234" else None

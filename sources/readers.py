@@ -1,20 +1,16 @@
 """Formats and licence of each source, and a reader of its sets, from files or from the hub."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from base.errors import ConfigError
-from base.reading import Faults
-from base.text import storable_values
-from sources.bamboogle import BamboogleRow, NqRow, PlainRow
-from sources.files import Placed, Raw, existing, read_rows
+from base.faults import Faults
+from sources.files import Placed, Raw, existing, hub_rows, read_rows
 from sources.flashrag import FlashRow
 from sources.hotpotqa import HotpotRow
-from sources.hybridqa import HybridLine
 from sources.jsonl import QuestionLine
 from sources.musique import MusiqueRow
-from sources.popqa import PopRow
+from sources.open_domain import BamboogleRow, NqRow, PlainRow, PopRow
 from sources.reading import ReadingRow
 from sources.rows import Row
 from sources.splits import folded_question, split_of
@@ -29,8 +25,6 @@ FORMS: dict[str, tuple[type[Row], ...]] = {
     "popqa": (QuestionLine, FlashRow, PopRow),
     "bamboogle": (QuestionLine, FlashRow, BamboogleRow),
     "nq": (QuestionLine, FlashRow, NqRow),
-    "hybridqa": (HybridLine, QuestionLine),
-    "ottqa": (HybridLine, QuestionLine),
     "strategyqa": (StrategyRow,),
     "reading": (ReadingRow,),
     "flashrag": (FlashRow,),
@@ -45,44 +39,32 @@ LICENCES = {
     "popqa": "MIT (passages from Wikipedia, CC BY-SA)",
     "bamboogle": "MIT",
     "nq": "CC BY-SA 3.0",
-    "hybridqa": "MIT (passages from Wikipedia, CC BY-SA)",
-    "ottqa": "MIT (passages from Wikipedia, CC BY-SA)",
     "strategyqa": "MIT",
 }
 """Licence by source, for sources that are a single set."""
 
 
-@dataclass(frozen=True)
-class PlacedQuestion:
-    """A question and its place."""
+class PlacedQuestion(NamedTuple):
+    """A place ("file:line") and its question."""
 
     place: str
     question: Question
 
 
-@dataclass(frozen=True)
-class QuestionSet:
-    """The questions of one set, in the file's order, with distinct ids.
-
-    Attributes:
-        questions: Questions of the files.
-        repeated: Number of merged lines that repeated an earlier one word for word.
-    """
-
-    questions: tuple[PlacedQuestion, ...]
-    repeated: int
-
-
-_GIVEN = set(Question.model_fields)
+_QUESTION_FIELDS = set(Question.model_fields)
 """Field names that all questions share."""
 
 
-def read_set(source: str, questions: str | None) -> QuestionSet:
+def read_set(source: str, questions: str | None) -> tuple[list[PlacedQuestion], int]:
     """Returns all questions of a set.
 
     Args:
         source: Key of `FORMS`.
         questions: File, or name on the hub.
+
+    Returns:
+        Questions in the file's order, with distinct ids; and the number of lines that repeat an
+            earlier one word for word.
 
     Raises:
         ConfigError: If the file is missing or faulty (lists up to 20 faults with file and line).
@@ -98,11 +80,11 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
     else:
         path = existing(questions, f"questions of `{source}`", faults)
         rows = read_rows(path, faults) if path else ()
-    found, repeated = merge_questions(_questions(rows, source, faults), faults)
+    distinct, repeated = merge_questions(_questions(rows, source, faults), faults)
     faults.raise_any()
-    if not found:
+    if not distinct:
         raise ConfigError(f"{questions}: contains no questions")
-    return QuestionSet(found, repeated)
+    return distinct, repeated
 
 
 def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[PlacedQuestion]:
@@ -115,18 +97,18 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
         # Set here: a second pass would have the whole set in memory twice.
         split = question.split or split_of(folded_question(question.question))
         licence = question.licence or LICENCES.get(source)
-        placed = {**dict(question), "split": split, "licence": licence}
+        values = {**dict(question), "split": split, "licence": licence}
         # One shared set of field names; a separate one takes a third of a question's memory.
-        known = Question.model_construct(_GIVEN, **placed)
-        yield PlacedQuestion(place, known)
+        yield PlacedQuestion(place, Question.model_construct(_QUESTION_FIELDS, **values))
 
 
 def _expanded(
     rows: Iterable[Placed], source: str, faults: Faults
 ) -> Iterator[tuple[str, type[Row], Raw]]:
     """Yields the place, format and object of each question; a row may have several."""
+    *recognised, usual = FORMS[source]
     for place, raw in rows:
-        form = form_of(raw, source)
+        form = next((form for form in recognised if form.recognises(raw)), usual)
         try:
             parts = form.expand(raw)
         except ValueError as error:
@@ -136,15 +118,9 @@ def _expanded(
             yield place if part is raw else f"{place}, question {number}", form, part
 
 
-def form_of(raw: Raw, source: str) -> type[Row]:
-    """Returns the format of a row."""
-    forms = FORMS[source]
-    return next((form for form in forms[:-1] if form.recognises(raw)), forms[-1])
-
-
 def merge_questions(
     questions: Iterable[PlacedQuestion], faults: Faults
-) -> tuple[tuple[PlacedQuestion, ...], int]:
+) -> tuple[list[PlacedQuestion], int]:
     """Returns questions with distinct ids, and the number of repetitions.
 
     An id with two different contents is a fault that names both places.
@@ -160,44 +136,4 @@ def merge_questions(
             repeated += 1
         else:
             faults.add(placed.place, f"id {name!r} is also at {earlier.place}, with other content")
-    return tuple(first.values()), repeated
-
-
-def hub_rows(name: str) -> Iterator[Placed]:
-    """Yields the rows of "owner/name", "owner/name:config" or "owner/name:config:split".
-
-    Without a split, reads `train` if it exists, else the first one.
-
-    Raises:
-        ConfigError: If the package `datasets` is not installed, or the hub cannot be reached or
-            does not have the set.
-    """
-    path, _, rest = name.partition(":")
-    config, _, split = rest.partition(":")
-    table = _load(path, config or None)
-    chosen = split or ("train" if "train" in table else next(iter(table)))
-    if chosen not in table:
-        raise ConfigError(
-            f"{path}: unknown split {chosen!r}; use one of {', '.join(sorted(table))}"
-        )
-    for number, row in enumerate(table[chosen], start=1):
-        yield f"{name} ({chosen}): row {number}", storable_values(dict(row))
-
-
-def _load(path: str, config: str | None) -> Any:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ConfigError(
-            "data.source hub needs the package `datasets`: run `make setup EXTRAS=train` or "
-            "`pip install -e .[train]`, or download the file and use data.source jsonl"
-        ) from error
-    try:
-        return load_dataset(path, config)
-    except Exception as error:  # the hub's client raises a dozen unrelated types
-        raise ConfigError(
-            f"cannot load {path} from the Hugging Face hub ({type(error).__name__}: "
-            f"{error}). Without network access, download the file elsewhere. Then set "
-            "`source` to hotpotqa, 2wiki, musique, popqa, bamboogle, nq, flashrag or jsonl, "
-            "and `questions` to the file"
-        ) from error
+    return list(first.values()), repeated

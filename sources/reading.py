@@ -117,11 +117,11 @@ class ReadingRow(Row):
 def _of_squad(article: _Article) -> list[dict[str, Any]]:
     """Returns a row per question. SQuAD's titles are file names: "Beyonc%C3%A9_Knowles"."""
     title = unquote(article.title).replace("_", " ")
-    return [row for one in article.paragraphs for row in one.rows(title, one.context)]
+    return [row for part in article.paragraphs for row in part.rows(title, part.context)]
 
 
 def _of_mrqa(line: _Passage) -> list[dict[str, Any]]:
     """Returns a row per question. The first [TLE] is the title; other marks become spaces."""
-    found = _MRQA_TITLE.search(line.context)
-    text = line.context.replace(found[0], " ", 1) if found else line.context
-    return line.rows(found[1] if found else "", _MRQA_MARK.sub(" ", text).strip())
+    title = _MRQA_TITLE.search(line.context)
+    text = line.context.replace(title[0], " ", 1) if title else line.context
+    return line.rows(title[1] if title else "", _MRQA_MARK.sub(" ", text).strip())

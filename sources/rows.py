@@ -135,6 +135,6 @@ def joined(sentences: Sequence[str]) -> str:
     return glue.join(sentences).strip()
 
 
-def paragraph(title: str, text: str, is_supporting: bool, name: str | None = None) -> Paragraph:
+def paragraph(title: str, text: str, is_supporting: bool) -> Paragraph:
     """Returns a paragraph of a question."""
-    return Paragraph(title=title, text=text, is_supporting=is_supporting, id=name)
+    return Paragraph(title=title, text=text, is_supporting=is_supporting)

@@ -16,8 +16,6 @@ SourceName = Literal[
     "bamboogle",
     "popqa",
     "nq",
-    "hybridqa",
-    "ottqa",
     "strategyqa",
     "reading",
     "flashrag",

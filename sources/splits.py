@@ -31,8 +31,8 @@ def split_of(key: str) -> Split:
     raise AssertionError("shares add up to 100")
 
 
-def repeated_questions(asked: Iterable[Question], known: Iterable[Question]) -> list[Question]:
-    """Returns the questions of `asked` that are also in `known`, by id or by text.
+def repeated_questions(questions: Iterable[Question], known: Iterable[Question]) -> list[Question]:
+    """Returns those of `questions` that are also in `known`, by id or by text.
 
     Ids of `jsonl`, `hub` and `flashrag` do not count, because each file may number its questions
     from 1. Sets of `reading` ask the same about many passages ("Where was it built?"). Two of their
@@ -46,14 +46,16 @@ def repeated_questions(asked: Iterable[Question], known: Iterable[Question]) -> 
         passages[folded_question(question.question)].add(_passage(question))
 
     def is_known(question: Question) -> bool:
-        found = passages.get(folded_question(question.question), set())
-        own = _passage(question)
-        return (question.source, question.id) in ids or bool(found & {own, None} if own else found)
+        same_text = passages.get(folded_question(question.question), set())
+        passage = _passage(question)
+        return (question.source, question.id) in ids or bool(
+            same_text & {passage, None} if passage else same_text
+        )
 
-    return [question for question in asked if is_known(question)]
+    return [question for question in questions if is_known(question)]
 
 
 def _passage(question: Question) -> str | None:
     """Returns the passage that a question of `reading` is about; None for other sources."""
-    texts = (one.text for one in question.paragraphs) if question.source == "reading" else ()
-    return next(iter(texts), None)
+    is_about_passage = question.source == "reading" and question.paragraphs
+    return question.paragraphs[0].text if is_about_passage else None

@@ -73,8 +73,8 @@ def check_cache_not_shared() -> None:
     folder = cache_folder()
     if not folder.exists():
         return
-    found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    owner = folder.stat()
+    if owner.st_uid != os.geteuid() or owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"the cache folder {folder} belongs to another user, or others can write it. It is not "
             f"used, because they could change search results. Fix this with `chmod go-w`, or "
@@ -120,15 +120,6 @@ def _file_lock(lock: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
-    """Deletes a file or folder, if it exists; processes that have mapped it keep its content."""
-    if not os.path.lexists(path):
-        return
-    aside = _temporary_beside(path)
-    path.rename(aside)
-    _discard(aside)
-
-
 def _replace(folder: Path, build: Callable[[Path], None]) -> None:
     for left in folder.parent.glob(f".{folder.name}-*.tmp"):
         _discard(left)  # left by a killed process, because we hold the lock
@@ -139,11 +130,14 @@ def _replace(folder: Path, build: Callable[[Path], None]) -> None:
         seal_folder(new, folder.name)
         for written in (*new.rglob("*"), new):
             sync(written)
-        _remove(folder)
+        if os.path.lexists(folder):
+            old = _temporary_beside(folder)
+            folder.rename(old)
+            _discard(old)  # processes that have mapped its files keep their content
         new.rename(folder)
         sync(folder.parent)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        _discard(new)
 
 
 def _discard(path: Path) -> None:

@@ -64,14 +64,14 @@ def read_call_history(
             ((calls,),) = read_rows(reading, ledger, "SELECT count(*) FROM calls")
     except sqlite3.Error as error:
         raise write_error("read", ledger, error) from error
-    found: defaultdict[tuple[Any, ...], dict[str, Totals]] = defaultdict(dict)
+    totals: defaultdict[tuple[Any, ...], dict[str, Totals]] = defaultdict(dict)
     for row in rows:
         values, role, key = row[:_SUMMED], row[_SUMMED], row[_SUMMED + 1 :]
         if finished is None or key[0] in finished:
-            found[key][role] = Totals(*values)
-    if not found:
+            totals[key][role] = Totals(*values)
+    if not totals:
         return None
-    return CallHistory(tuple(found.values()), calls_per_second(ended), calls)
+    return CallHistory(tuple(totals.values()), calls_per_second(ended), calls)
 
 
 def calls_per_second(ended: Sequence[tuple[float, float]]) -> float | None:

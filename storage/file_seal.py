@@ -68,8 +68,8 @@ def _seal_of(path: Path) -> Path:
 
 def _files_in(folder: Path) -> dict[str, Path]:
     """Returns the files below a folder, except its seal, by relative path."""
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix(): path for path in found if path != folder / SEAL}
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path for path in files if path != folder / SEAL}
 
 
 def _write(seal: Path, name: str, files: Mapping[str, Path]) -> None:

@@ -20,7 +20,7 @@ REMEDY = (
     "repeats and pays for the calls it needs"
 )
 """Advice for a damaged ledger."""
-_FAULTS_TOLD = 20
+_MOST_FAULTS = 20
 
 
 def damaged(path: Path, what: str) -> StorageError:
@@ -78,14 +78,14 @@ def check(path: Path) -> Checked:
         with closing(sqlite3.connect(read_only_uri(path, locked=True), uri=True)) as reading:
             if check_schema(reading, path):
                 return Checked(lost=lost_calls(path, None))
-            found = [damaged_rows(reading, table) for table in SEALED]
+            counts = [damaged_rows(reading, table) for table in SEALED]
             lost = lost_calls(path, reading)
-            faults = reading.execute(f"PRAGMA integrity_check({_FAULTS_TOLD})").fetchall()
+            faults = reading.execute(f"PRAGMA integrity_check({_MOST_FAULTS})").fetchall()
     except sqlite3.Error as error:
         raise write_error("read", path, error) from error
     return Checked(
-        sum(rows for rows, _ in found),
-        tuple(row for _, bad in found for row in bad),
+        sum(rows for rows, _ in counts),
+        tuple(row for _, bad in counts for row in bad),
         tuple(fault for (fault,) in faults if fault != "ok"),
         lost,
     )

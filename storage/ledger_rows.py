@@ -160,14 +160,12 @@ SUMS = (
 """The fields of `Totals`, in SQL."""
 
 
-def _bytes_in_array(blob: bytes) -> list[str]:
-    return [hashlib.blake2b(blob, digest_size=8).hexdigest()]
-
-
 # As in a call's key: an array of all values in order is unambiguous and quick to build. Bytes
 # become an array with their hash, because no other value is an array.
 _in_order = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), default=_bytes_in_array
+    ensure_ascii=False,
+    separators=(",", ":"),
+    default=lambda blob: [hashlib.blake2b(blob, digest_size=8).hexdigest()],
 ).encode
 
 

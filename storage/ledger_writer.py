@@ -181,22 +181,18 @@ def _settle(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
         if isinstance(waiter, asyncio.Future):
             by_loop[waiter.get_loop()].append(waiter)
         else:
-            _resolve(waiter, error)
+            _resolve([waiter], error)
     for loop, futures in by_loop.items():
         # On a closed event loop no caller is waiting; the rows are stored anyway.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve_all, futures, error)
+            loop.call_soon_threadsafe(_resolve, futures, error)
 
 
-def _resolve_all(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
+def _resolve(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
     for waiter in waiters:
-        _resolve(waiter, error)
-
-
-def _resolve(waiter: _Waiter, error: StorageError | None) -> None:
-    if waiter.done():  # cancelled in the meantime
-        return
-    if error is None:
-        waiter.set_result(None)
-    else:
-        waiter.set_exception(error)
+        if waiter.done():  # cancelled in the meantime
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

@@ -64,16 +64,8 @@ class Manifest(Record):
     parts: tuple[PartInfo, ...] = ()
     seal: str | None = None
 
-    def sealed(self) -> "Manifest":
-        """Returns a copy with its seal."""
-        return self.model_copy(update={"seal": self._hash()})
-
-    @property
-    def broken(self) -> bool:
-        """Whether the parts differ from the sealed ones."""
-        return self.seal != self._hash()
-
-    def _hash(self) -> str:
+    def hash(self) -> str:
+        """Returns the seal of the fields as they are."""
         # Exclude defaults, so that the seal stays valid in a later version with another field.
         parts = (part.model_dump_json(exclude_defaults=True) for part in self.parts)
         return digest_of(str(self.schema_version), *parts)
@@ -110,7 +102,7 @@ def load_manifest(run: Path) -> Manifest:
             f"{path}: has schema version {manifest.schema_version}, this Branchwise reads up to "
             f"{SCHEMA_VERSION}: install a newer version"
         )
-    if manifest.broken:
+    if manifest.seal != manifest.hash():
         raise _not_a_manifest(path, "its content changed since it was written")
     return manifest
 
@@ -132,27 +124,26 @@ def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = 
     """
     older = (part for part in load_manifest(run).parts if part.table not in replaced)
     by_path = {part.path: part for part in (*older, *parts)}
-    kept = tuple(by_path[path] for path in sorted(by_path))
-    return _write(run, Manifest(parts=kept))
+    return _write(run, Manifest(parts=tuple(by_path[path] for path in sorted(by_path))))
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:
-    manifest = manifest.sealed()
+    manifest = manifest.model_copy(update={"seal": manifest.hash()})
     atomic_write_text(run / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     return manifest
 
 
 def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
     """Removes parts from the manifest, all or none; their files stay until they are replaced."""
-    before, gone = load_manifest(run), {part.path for part in parts}
-    kept = tuple(part for part in before.parts if part.path not in gone)
-    return _write(run, before.model_copy(update={"parts": kept}))
+    before, removed = load_manifest(run), {part.path for part in parts}
+    left = tuple(part for part in before.parts if part.path not in removed)
+    return _write(run, before.model_copy(update={"parts": left}))
 
 
 def bad_parts(run: Path) -> list[tuple[PartInfo, str]]:
     """Returns damaged parts, each with its problem."""
-    found = [(part, problem_of(run, part)) for part in load_manifest(run).parts]
-    return [(part, problem) for part, problem in found if problem]
+    parts = load_manifest(run).parts
+    return [(part, problem) for part in parts if (problem := problem_of(run, part))]
 
 
 def verify_manifest(run: Path) -> list[str]:

@@ -46,7 +46,7 @@ class Part:
         atomic_write_bytes(run / self.info.path, self.content)
 
 
-def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
+def part_of(table: str, rows: pa.Table, part: int | None = None) -> Part:
     """Returns the rows as a parquet file (zstd), which is not written yet.
 
     The same rows give the same bytes, as long as the version of pyarrow is the same.
@@ -54,8 +54,8 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
     Args:
         table: Name of the table, which is also its location: "pairs",
             "eval/<policy>/<set>/predictions".
-        part: Number or name of the part, `<table>/part-<part>.parquet`; None for a table of one
-            file, `<table>.parquet`.
+        part: Number of the part, `<table>/part-<part>.parquet`; None for a table of one file,
+            `<table>.parquet`.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd")
@@ -63,14 +63,14 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
     content = sink.getvalue().to_pybytes()
     info = PartInfo(
         table=table,
-        path=str(_part_path(table, part)),
+        path=f"{table}.parquet" if part is None else f"{table}/part-{part:05d}.parquet",
         rows=rows.num_rows,
         sha256=hashlib.sha256(content).hexdigest(),
     )
     return Part(info, content)
 
 
-def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = None) -> PartInfo:
+def write_part(run: Path, table: str, rows: pa.Table, part: int | None = None) -> PartInfo:
     """Writes the file of a part (see `part_of`); it counts once `add_parts` has named it.
 
     Raises:
@@ -110,15 +110,8 @@ def stored_questions(run: Path) -> dict[str, Question]:
     Raises:
         StorageError: If a part is damaged, or its rows are not questions.
     """
-    found = table_to_records(read_parts(run, "questions"), Question)
-    return {question.id: question for question in found}
-
-
-def _part_path(table: str, part: int | str | None) -> PurePosixPath:
-    if part is None:
-        return PurePosixPath(f"{table}.parquet")
-    name = f"{part:05d}" if isinstance(part, int) else part
-    return PurePosixPath(table) / f"part-{name}.parquet"
+    questions = table_to_records(read_parts(run, "questions"), Question)
+    return {question.id: question for question in questions}
 
 
 def part_number(part: PartInfo) -> int:
@@ -135,15 +128,14 @@ def read_part(run: Path, part: PartInfo, columns: Sequence[str] | None = None) -
         # A `ParquetFile`, because `read_table` would make columns of folders named like `a=b`.
         with open_inside(run, part.path) as opened, pq.ParquetFile(opened) as file:
             _check_columns(path, part.table, file.schema_arrow)
-            wanted = None
             if columns is not None:
-                wanted = [name for name in columns if name in file.schema_arrow.names]
-            return file.read(columns=wanted)
+                columns = [name for name in columns if name in file.schema_arrow.names]
+            return file.read(columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"{path}: cannot be read ({error})") from error
 
 
-def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
+def _check_columns(path: Path, table: str, columns: pa.Schema) -> None:
     """Checks that a part has the columns of its table; older ones may lack some.
 
     Raises:
@@ -151,11 +143,11 @@ def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
     """
     schema = schema_of(table)
     try:
-        if len(set(found.names)) < len(found.names):
+        if len(set(columns.names)) < len(columns.names):
             raise pa.ArrowInvalid("a column is repeated")
-        known = pa.schema([found.field(name) for name in schema.names if name in found.names])
+        known = pa.schema([columns.field(name) for name in schema.names if name in columns.names])
         pa.unify_schemas([schema, known], promote_options="permissive")
-        if "question_id" in set(schema.names) - set(found.names):
+        if "question_id" in set(schema.names) - set(columns.names):
             raise pa.ArrowInvalid("column question_id is missing")
     except pa.ArrowException as error:
         raise StorageError(

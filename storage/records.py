@@ -264,19 +264,18 @@ class Prediction(Record):
 
     `evaluation` is the name of its table (`eval/<evaluation>.md`), `guessable` whether the question
     gives its answer away (`rewards.answers`). `backtracks` counts the searches that were taken
-    back; None in rows of older versions. `protocol` is the protocol by which the policy was
-    prompted; "" in rows of older versions. The fields from `format_ok` to `turn_tokens` are
-    verdicts of the protocol's rules (`rewards.outcome.Verdicts`).
+    back; `protocol` is the protocol by which the policy was prompted. The fields from `format_ok`
+    to `turn_tokens` are verdicts of the protocol's rules (`rewards.outcome.Verdicts`).
     """
 
     question_id: str
     source: str
     type: str | None = None
     hops: Small | None = None
-    guessable: bool | None = None
+    guessable: bool
     evaluation: str = ""
     policy: str
-    protocol: str = ""
+    protocol: str
     policy_digest: str
     seed: Large
     prediction: str | None
@@ -289,7 +288,7 @@ class Prediction(Record):
     steps: Small
     searches: Small
     valid_searches: Small
-    backtracks: Small | None = None
+    backtracks: Small
     forced: bool
     refused: bool
     format_ok: bool
@@ -303,7 +302,7 @@ class Prediction(Record):
     copied: float | None = None
     forged: int | None = None
     turn_tokens: int | None = None
-    stop_reason: str | None = None
+    stop_reason: str
     supporting_recall: float | None
     trajectory: str
     input_tokens: int

@@ -7,13 +7,13 @@ tables of older versions stay readable.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ValidationError
 
 from base.errors import StorageError
@@ -141,7 +141,13 @@ def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
         StorageError: If a needed column is missing, a value is out of range, or the table was
             written by a newer version.
     """
-    _reject_newer(table)
+    versions = table["schema_version"] if "schema_version" in table.column_names else []
+    newest = pc.max(versions).as_py() if len(versions) else None
+    if newest is not None and newest > SCHEMA_VERSION:
+        raise StorageError(
+            f"the table has schema version {newest}, this Branchwise reads up to "
+            f"{SCHEMA_VERSION}: install a newer version"
+        )
     fields = [name for name in cls.model_fields if _column(cls, name) in table.column_names]
     try:
         columns = table.select([_column(cls, name) for name in fields]).rename_columns(fields)
@@ -162,45 +168,15 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 def _restored(row: dict[str, Any], cls: type[Record]) -> dict[str, Any]:
-    restored = _without_filler(row, cls)
-    if cls is Question and isinstance(restored.get("extra"), str):
-        restored["extra"] = json.loads(restored["extra"])
-    return restored
-
-
-def _without_filler(row: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:
-    """Returns the row without nulls for fields with a default.
+    """Returns the values of a record, without nulls for fields with a default.
 
     Reading parts of several versions together fills the columns that the older ones lack.
     """
-    nested = _nested_records(cls)
-    kept: dict[str, Any] = {}
-    for name, value in row.items():
-        if value is None and not cls.model_fields[name].is_required():
-            continue
-        inner = nested.get(name)
-        kept[name] = [_without_filler(v, inner) for v in value] if inner and value else value
-    return kept
-
-
-@cache
-def _nested_records(cls: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Returns the fields that hold a tuple of records, with the record's class."""
-    return {
-        name: arguments[0]
-        for name, field in cls.model_fields.items()
-        if (arguments := get_args(field.annotation))
-        and isinstance(arguments[0], type)
-        and issubclass(arguments[0], BaseModel)
+    restored = {
+        name: value
+        for name, value in row.items()
+        if value is not None or cls.model_fields[name].is_required()
     }
-
-
-def _reject_newer(table: pa.Table) -> None:
-    if "schema_version" not in table.column_names or not table.num_rows:
-        return
-    newest = max((v for v in table["schema_version"].to_pylist() if v is not None), default=0)
-    if newest > SCHEMA_VERSION:
-        raise StorageError(
-            f"the table has schema version {newest}, this Branchwise reads up to "
-            f"{SCHEMA_VERSION}: install a newer version"
-        )
+    if cls is Question and isinstance(restored.get("extra"), str):
+        restored["extra"] = json.loads(restored["extra"])
+    return restored

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow.dataset as ds
@@ -15,11 +15,17 @@ from storage.manifest import DAMAGED, Manifest, load_manifest, problem_of, verif
 from storage.parts import TRAINED
 from storage.schemas import SCHEMAS
 
+if TYPE_CHECKING:
+    import networkx
+
 VIEWS = ("pairs", "trees", "questions", "failures", "predictions", "difficulty", "survival")
 """Names of the views: those of the tables (docs/tables.md)."""
 
 PART_ROWS = 1000
 """Rows of a result that are in memory at once."""
+
+SQL_FOLDER = Path(__file__).resolve().parent.parent / "datasets" / "sql"
+"""Canned queries of the repository."""
 
 MEMORY_LIMIT = "50%"
 """Share of this machine's memory that queries may use."""
@@ -116,19 +122,36 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str, *values: str) -> li
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
+def tree_graph(run: Path, question_id: str) -> "networkx.DiGraph[Any]":
+    """Returns the tree of a question, with edges from parents to children.
+
+    Nodes are the `node_id`s (root 0); their attributes are the columns of `trees` (docs/tables.md).
+
+    Raises:
+        ConfigError: If the run has no such tree.
+        StorageError: If a part of the run is missing or damaged.
+    """
+    import networkx
+
+    with connect(run) as connection:
+        sql = "SELECT * FROM trees WHERE question_id = ? ORDER BY node_id"
+        rows = rows_of(connection, sql, question_id)
+    if not rows:
+        raise ConfigError(f"{run}: no tree of question {question_id!r}")
+    graph: networkx.DiGraph[Any] = networkx.DiGraph()
+    graph.add_nodes_from((row["node_id"], row) for row in rows)
+    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in rows if row["node_id"])
+    return graph
+
+
 def _numbered(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the names; the second `x` becomes `x_2`, because a JSON object has a name once."""
     seen: Counter[str] = Counter()
-    found = []
+    unique = []
     for name in names:
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return tuple(found)
-
-
-def sql_folder() -> Path:
-    """Returns the folder `datasets/sql/` of the repository."""
-    return Path(__file__).resolve().parent.parent / "datasets" / "sql"
+        unique.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return tuple(unique)
 
 
 def canned_queries() -> list[tuple[str, str]]:
@@ -139,14 +162,11 @@ def canned_queries() -> list[tuple[str, str]]:
     Raises:
         StorageError: If the folder is missing (an installation without the repository).
     """
-    files = sorted(sql_folder().glob("*.sql"), key=lambda file: (file.stem != _FIRST, file.stem))
+    files = sorted(SQL_FOLDER.glob("*.sql"), key=lambda file: (file.stem != _FIRST, file.stem))
     if not files:
-        raise StorageError(f"{sql_folder()}: has no queries. Run from a checkout, or use SQL=…")
-    return [_titled(file.read_text(encoding="utf-8")) for file in files]
-
-
-def _titled(sql: str) -> tuple[str, str]:
-    return sql.partition("\n")[0].removeprefix("--").strip(), sql
+        raise StorageError(f"{SQL_FOLDER}: has no queries. Run from a checkout, or use SQL=…")
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    return [(sql.partition("\n")[0].removeprefix("--").strip(), sql) for sql in texts]
 
 
 def _parts(run: Path, manifest: Manifest, view: str, label: str | None) -> ds.Dataset:
@@ -167,25 +187,3 @@ def _parts(run: Path, manifest: Manifest, view: str, label: str | None) -> ds.Da
         if problem := problem_of(run, part):
             raise StorageError(f"{run / part.path}: {problem}. {DAMAGED}")
     return ds.dataset([str(run / part.path) for part in shown], schema=schema, format="parquet")
-
-
-def tree_graph(run: Path, question_id: str) -> Any:
-    """Returns the tree of a question as a `networkx.DiGraph`, with edges from parents to children.
-
-    Nodes are the `node_id`s (root 0); their attributes are the columns of `trees` (docs/tables.md).
-
-    Raises:
-        ConfigError: If the run has no such tree.
-        StorageError: If a part of the run is missing or damaged.
-    """
-    import networkx
-
-    with connect(run) as connection:
-        sql = "SELECT * FROM trees WHERE question_id = ? ORDER BY node_id"
-        rows = rows_of(connection, sql, question_id)
-    if not rows:
-        raise ConfigError(f"{run}: no tree of question {question_id!r}")
-    graph = networkx.DiGraph()
-    graph.add_nodes_from((row["node_id"], row) for row in rows)
-    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in rows if row["node_id"])
-    return graph

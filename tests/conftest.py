@@ -22,7 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Reading the packaged tokenizer takes seconds. Patched here, before a test module imports it.
-setattr(policy_files, "load_tokenizer", cache(policy_files.load_tokenizer))  # noqa: B010
+setattr(policy_files, "tokenizer_of", cache(policy_files.tokenizer_of))  # noqa: B010
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,8 @@ def silence_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", message="Could not find a config file", module="peft")
-    tune_malloc()
-
-
-def tune_malloc() -> None:
-    """Lets glibc keep freed blocks; without glibc, does nothing.
-
-    A step on a CPU allocates gigabytes of activations. Returning them to the system and faulting
-    them in for the next step costs a third of its time.
-    """
+    # Let glibc keep freed blocks. A step on a CPU allocates gigabytes of activations. Returning
+    # them to the system and faulting them in for the next step costs a third of its time.
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -50,9 +44,22 @@ def trainer_arguments(
     """
     import torch
 
-    _check_present(training.report_to)
+    for reporter in training.report_to:
+        if find_spec(reporter) is None:
+            raise ConfigError(
+                f"training.report_to: {reporter} is not installed. Run `pip install {reporter}`"
+            )
     settings = training.of(kind)
-    batches = _batch_arguments(settings) if isinstance(settings, ExampleSettings) else {}
+    batches: dict[str, Any] = {}
+    if isinstance(settings, ExampleSettings):
+        batches = {
+            "per_device_train_batch_size": settings.micro_batch,
+            "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,
+            "num_train_epochs": settings.epochs,
+            "save_steps": SAVE_STEPS,
+            "lr_scheduler_type": settings.schedule,
+            "warmup_steps": settings.warmup,  # a share of all steps, because it is below 1
+        }
     accelerated = torch.cuda.is_available()
     return {
         "output_dir": str(checkpoints),
@@ -76,18 +83,6 @@ def trainer_arguments(
     }
 
 
-def _batch_arguments(settings: ExampleSettings) -> dict[str, Any]:
-    """Returns the keyword arguments of trainers on fixed examples."""
-    return {
-        "per_device_train_batch_size": settings.micro_batch,
-        "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,
-        "num_train_epochs": settings.epochs,
-        "save_steps": SAVE_STEPS,
-        "lr_scheduler_type": settings.schedule,
-        "warmup_steps": settings.warmup,  # a share of all steps, because it is below 1
-    }
-
-
 def in_bfloat16(precision: str) -> bool:
     """Returns whether layers compute in bfloat16; see `training.settings.TrainingSettings`."""
     import torch
@@ -100,26 +95,6 @@ def in_bfloat16(precision: str) -> bool:
     # Intel multiplies bfloat16 fast in AMX alone; its AVX512-BF16 has half of float32's pace.
     fast = able.get("avx512_bf16") and "Intel" not in str(able.get("cpu_name"))
     return bool(able.get("amx_bf16") or fast)
-
-
-def _check_present(reporters: tuple[str, ...]) -> None:
-    from importlib.util import find_spec
-
-    for name in reporters:
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"training.report_to: {name} is not installed. Run `pip install {name}`"
-            )
-
-
-def one_device(configuration: Any) -> None:
-    """Limits a `TrainingArguments` to one GPU per process.
-
-    A packed batch is one sequence, which PyTorch's `DataParallel` would cut, and TRL's DPO rejects
-    several GPUs. Several processes (`torchrun`) take a batch each.
-    """
-    if configuration.n_gpu > 1:
-        configuration._n_gpu = 1
 
 
 def check_has_lora(training: TrainingSettings) -> LoraSettings:

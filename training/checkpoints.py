@@ -6,9 +6,7 @@ a listed checkpoint that has not changed.
 """
 
 import hashlib
-import shutil
 from pathlib import Path
-from typing import Any
 
 from base.atomic import atomic_write_json
 from base.errors import StorageError
@@ -19,9 +17,9 @@ LISTING = "checkpoints.json"
 
 def list_checkpoint(folder: Path, checkpoint: Path, run: str) -> None:
     """Records the files of a checkpoint that the training `run` just wrote."""
-    listing = {**_listed(folder).get("files", {}), checkpoint.name: _hashes(checkpoint)}
-    kept = {name: files for name, files in listing.items() if (folder / name).is_dir()}
-    atomic_write_json(folder / LISTING, {"run": run, "files": kept})
+    listing = {**_read_listing(folder)[1], checkpoint.name: _hashes(checkpoint)}
+    files = {name: hashes for name, hashes in listing.items() if (folder / name).is_dir()}
+    atomic_write_json(folder / LISTING, {"run": run, "files": files})
 
 
 def latest_checkpoint(folder: Path, run: str) -> Path | None:
@@ -34,12 +32,11 @@ def latest_checkpoint(folder: Path, run: str) -> Path | None:
     Raises:
         StorageError: If it belongs to another training, or changed after it was written.
     """
-    listed = _listed(folder)
-    listing = listed.get("files", {})
-    names: list[str] = [name for name in listing if (folder / name).is_dir()]
+    listed_run, listing = _read_listing(folder)
+    names = [name for name in listing if (folder / name).is_dir()]
     if not names:
         return None
-    if listed["run"] != run:
+    if listed_run != run:
         raise StorageError(
             f"{folder} has checkpoints of another training (its data, start, settings or "
             "seed differ); to replace them, train without --resume"
@@ -54,18 +51,14 @@ def latest_checkpoint(folder: Path, run: str) -> Path | None:
     return checkpoint
 
 
-def forget_checkpoints(folder: Path) -> None:
-    """Removes the checkpoints of an earlier training, so that a new one cannot load them."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _listed(folder: Path) -> dict[str, Any]:
+def _read_listing(folder: Path) -> tuple[str, dict[str, dict[str, str]]]:
+    """Returns the run that wrote the checkpoints, and the hashes of their files, by checkpoint."""
     try:
-        read = object_inside(folder, LISTING)
-        files = {str(name): dict(hashes) for name, hashes in read["files"].items()}
-        return {"run": str(read["run"]), "files": files}
+        listing = object_inside(folder, LISTING)
+        files = {str(name): dict(hashes) for name, hashes in listing["files"].items()}
+        return str(listing["run"]), files
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return "", {}
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise StorageError(
             f"{folder / LISTING}: cannot read the list of checkpoints ({error}); to replace "
@@ -74,13 +67,10 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _hashes(checkpoint: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(checkpoint)): _hash(path)
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file()
-    }
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:  # of all weights, it may be larger than the memory
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    hashes = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:  # of all weights, it may be larger than the memory
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes[str(path.relative_to(checkpoint))] = digest
+    return hashes

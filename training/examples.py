@@ -48,7 +48,7 @@ def tokenise(
 
 def chosen_steps(pairs: Iterable[Pair]) -> list[StepExample]:
     """Returns the chosen step of each pair, each prompt and text once (ReasonRAG table 3, SFT)."""
-    found = {
+    steps = {
         (pair.prompt, pair.chosen[0].content): StepExample(
             tuple(Message(m.role, m.content) for m in pair.prompt),
             pair.chosen[0].content,
@@ -57,7 +57,7 @@ def chosen_steps(pairs: Iterable[Pair]) -> list[StepExample]:
         )
         for pair in pairs
     }
-    return list(found.values())
+    return list(steps.values())
 
 
 def right_trajectories(
@@ -72,17 +72,17 @@ def right_trajectories(
         states: States of the nodes, in the same order.
         prompt: Function from a state to the messages of the prompt for its next step.
     """
-    wanted: set[int] = set()
+    on_the_way: set[int] = set()
     for node in nodes:
         if node.action == "answer" and node.f1 == 1.0 and not node.cut:
             step = node
             while step.parent_id != NO_PARENT:
-                wanted.add(step.node_id)
+                on_the_way.add(step.node_id)
                 step = nodes[step.parent_id]
     return [
         StepExample(tuple(prompt(states[node.parent_id])), node.text, node.question_id, node.stage)
         for node in nodes
-        if node.node_id in wanted and node.action != "invalid" and not node.cut
+        if node.node_id in on_the_way and node.action != "invalid" and not node.cut
     ]
 
 
@@ -94,16 +94,16 @@ def filter_by_length(
     Raises:
         ConfigError: If more than `max_dropped_share` do not fit. Examples are never cut.
     """
-    kept = [i for i, length in enumerate(lengths) if length <= max_length]
+    fitting = [i for i, length in enumerate(lengths) if length <= max_length]
     ordered = sorted(lengths) or [0]
-    median, longest, too_long = ordered[len(ordered) // 2], ordered[-1], len(lengths) - len(kept)
-    if too_long > max_dropped_share * len(lengths) or not kept:
+    median, longest, too_long = ordered[len(ordered) // 2], ordered[-1], len(lengths) - len(fitting)
+    if too_long > max_dropped_share * len(lengths) or not fitting:
         raise ConfigError(
             f"{too_long} of {len(lengths)} examples are longer than max_length {max_length} tokens "
             f"(longest {longest}); raise max_length, use shorter or fewer passages, or raise "
             "training.max_dropped_share"
         )
-    return kept, (
+    return fitting, (
         f"{len(lengths)} examples, median {median} tokens, longest {longest}, {too_long} over the "
         "limit"
     )

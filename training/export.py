@@ -5,21 +5,20 @@ unnoticed. So both files are read back, and their change of the logits is compar
 by training.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.state import State
 from base.errors import ConfigError, StorageError
 from base.text import Log
 from storage.file_seal import seal_file
 from training.arguments import silence_libraries
-from training.training_run import log_line
 from weights.chat_template import prompt_ids
 from weights.gguf import Precision, export_gguf
 from weights.policy_files import (
@@ -43,35 +42,29 @@ _QUESTIONS = (
     "Are both rivers in the same country?",
 )
 _POSITIONS = 24
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedDifference:
-    """Similarity of a file's change of the logits to the trained change.
-
-    Attributes:
-        correlation: Correlation of the file's change with the trained change, in [−1, 1].
-        relative_error: Norm of the deviation, as a share of the trained change.
-    """
-
-    correlation: float
-    relative_error: float
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A written form of the policy, and how much of the training it has."""
+    """A written form of the policy, and how much of the training it has.
+
+    Attributes:
+        correlation: Correlation of the file's change of the logits with the trained change, in
+            [−1, 1].
+        relative_error: Norm of the deviation, as a share of the trained change.
+    """
 
     form: str
     path: Path
-    kept: ExportedDifference
+    correlation: float
+    relative_error: float
 
     def line(self) -> str:
         """Returns a line for the log."""
         return (
             f"{self.form}: the trained change of the logits survives with correlation "
-            f"{self.kept.correlation:.4f}, relative error {self.kept.relative_error:.4f} "
-            f"({self.path})"
+            f"{self.correlation:.4f}, relative error {self.relative_error:.4f} ({self.path})"
         )
 
 
@@ -90,14 +83,19 @@ class ExportReport:
 
     def totals(self) -> dict[str, Any]:
         """Returns the totals for `--json`."""
-        forms = {e.form: {"path": str(e.path), **asdict(e.kept)} for e in self.exported}
+        forms = {
+            e.form: {
+                "path": str(e.path),
+                "correlation": e.correlation,
+                "relative_error": e.relative_error,
+            }
+            for e in self.exported
+        }
         return {**forms, "trained_change": self.trained_change, "left_out": self.left_out}
 
 
 def export_policy(
-    model_folder: str,
-    precision: Precision = "f16",
-    log: Log = log_line,
+    model_folder: str, precision: Precision = "f16", log: Log = _log.info
 ) -> ExportReport:
     """Adds merged safetensors (fp16, with tokenizer) and `policy.gguf` to a folder; checks both.
 
@@ -119,42 +117,49 @@ def export_policy(
             f"{model_folder}: nothing to export, because the folder lacks an adapter. Merged "
             "weights are used as they are"
         )
-    left_out = _left_out_reason(files)
-    if left_out:
+    left_out = None
+    try:
+        check_embedded(files)
+    except ConfigError as error:
+        left_out = str(error)
         log(f"no GGUF: {left_out}")
     target = Path(model_folder)
     below, tokenizer = load_policy(PolicyFiles(files.model, files.base, files.adapters[:-1]))
-    prompts = proof_prompts(tokenizer, ReasonRAG())
+    prompts = proof_prompts(tokenizer)
     start = logits(below, prompts)
     del below  # one model in memory at a time
     model, tokenizer = load_policy(files)
-    trained = logits(model, prompts)
-    _write_merged(model, tokenizer, target)
+    change = logits(model, prompts) - start
+    trained_change = float(np.abs(change).mean())
+    tokenizer.save_pretrained(str(target))
+    model.half().save_pretrained(str(target))  # for vLLM and transformers
+    model.float()
+    written = {"safetensors": target}
     if left_out is None:
         _write_gguf(model, files.base, target, precision)
+        written["gguf"] = target / GGUF
     del model
-    change = trained - start
-    written = (
-        {"safetensors": target} if left_out else {"safetensors": target, "gguf": target / GGUF}
-    )
-    report = ExportReport(
-        exported=tuple(
-            Exported(form, path, _survival(change, path, start, prompts))
-            for form, path in written.items()
-        ),
-        trained_change=float(np.abs(change).mean()),
-        left_out=left_out,
-    )
-    _check_not_lost(report)
-    return report
+    exported = []
+    for form, path in written.items():
+        read_back = logits(load_policy(PolicyFiles(str(path), path))[0], prompts)
+        correlation, relative_error = survival(change, read_back - start)
+        if correlation < LEAST_CORRELATION:
+            raise StorageError(
+                f"{path}: the trained change of the logits is lost (correlation "
+                f"{correlation:.3f}, needed {LEAST_CORRELATION}; mean change "
+                f"{trained_change:.2g}); export as f16, or train longer: the change is "
+                "smaller than the rounding"
+            )
+        exported.append(Exported(form, path, correlation, relative_error))
+    return ExportReport(tuple(exported), trained_change, left_out)
 
 
-def proof_prompts(tokenizer: Any, protocol: AgentProtocol) -> list[tuple[int, ...]]:
+def proof_prompts(tokenizer: Any) -> list[tuple[int, ...]]:
     """Returns the token ids of the check's prompts: first steps and forced answers."""
-    states = [State(question) for question in _QUESTIONS]
+    protocol = ReasonRAG()
     return [
-        prompt_ids(protocol.messages(state, last=last), tokenizer)
-        for state in states
+        prompt_ids(protocol.messages(State(question), last=last), tokenizer)
+        for question in _QUESTIONS
         for last in (False, True)
     ]
 
@@ -171,39 +176,17 @@ def logits(model: Any, prompts: Sequence[Sequence[int]]) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def survival(trained_change: np.ndarray, exported_change: np.ndarray) -> ExportedDifference:
-    """Compares `exported_change` with `trained_change` (arrays of one shape)."""
-    wanted, got = trained_change.ravel(), exported_change.ravel()
-    norm = float(np.linalg.norm(wanted))
-    if norm == 0 or not np.any(got):
-        return ExportedDifference(0.0, 1.0)
-    cosine = float(wanted @ got) / (norm * float(np.linalg.norm(got)))
-    return ExportedDifference(cosine, float(np.linalg.norm(got - wanted)) / norm)
+def survival(trained_change: np.ndarray, exported_change: np.ndarray) -> tuple[float, float]:
+    """Returns correlation and relative error of `exported_change` (see `Exported`).
 
-
-def _survival(
-    change: np.ndarray, exported: Path, start: np.ndarray, prompts: Sequence[Sequence[int]]
-) -> ExportedDifference:
-    read, _ = load_policy(PolicyFiles(str(exported), exported))
-    return survival(change, logits(read, prompts) - start)
-
-
-def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
-    """Writes `model.safetensors`, configuration and tokenizer, for vLLM and transformers."""
-    import torch
-
-    tokenizer.save_pretrained(str(target))
-    model.to(torch.float16).save_pretrained(str(target))
-    model.to(torch.float32)
-
-
-def _left_out_reason(files: PolicyFiles) -> str | None:
-    """Returns the reason if the embedded engine cannot run the model, else None."""
-    try:
-        check_embedded(files)
-    except ConfigError as error:
-        return str(error)
-    return None
+    Both arrays have the same shape.
+    """
+    trained, exported = trained_change.ravel(), exported_change.ravel()
+    norm = float(np.linalg.norm(trained))
+    if norm == 0 or not np.any(exported):
+        return 0.0, 1.0
+    cosine = float(trained @ exported) / (norm * float(np.linalg.norm(exported)))
+    return cosine, float(np.linalg.norm(exported - trained)) / norm
 
 
 def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> None:
@@ -214,14 +197,3 @@ def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> N
     digest = policy_digest(policy_files(str(target)), precision)
     export_gguf(model, tokenizer_source(base), target / GGUF, precision, digest=digest)
     seal_file(target / GGUF)
-
-
-def _check_not_lost(report: ExportReport) -> None:
-    for written in report.exported:
-        if written.kept.correlation < LEAST_CORRELATION:
-            raise StorageError(
-                f"{written.path}: the trained change of the logits is lost (correlation "
-                f"{written.kept.correlation:.3f}, needed {LEAST_CORRELATION}; mean change "
-                f"{report.trained_change:.2g}); export as f16, or train longer: the change is "
-                "smaller than the rounding"
-            )

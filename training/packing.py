@@ -1,4 +1,6 @@
-"""Batches of policy steps: side by side with their whole prompts, or packed into one tree.
+"""Batches of policy steps, and the log-probabilities of steps under a policy.
+
+A batch has its steps side by side with their whole prompts, or packed into one tree.
 
 Both have the shape that TRL's trainers read: `input_ids`, `attention_mask` and `completion_mask`.
 A packed row has only the last token of the prompt and the step. The prompts are in further keys,
@@ -15,15 +17,18 @@ then spread to the rows that the trainer expects, which computes losses, metrics
 passes as usual, with the same results as on whole sequences, within float error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from base.errors import ConfigError
-from weights.prefix_tree import prefix_tree
+from weights.prefix_tree import common_prefix, prefix_batches, prefix_tree
 from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
 
 IGNORED = -100
 """Label of a token without a loss (PyTorch's convention)."""
+
+_MOST_TOKENS = 2048
+"""Tokens of a batch of `step_logps`; shared prefixes count once."""
 
 
 class StepTokens(NamedTuple):
@@ -46,11 +51,18 @@ def pad_id(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id if pad is None else pad)
 
 
+def batch_of(rows: Sequence[StepTokens], tokenizer: Any, *, packed: bool) -> dict[str, Any]:
+    """Returns the rows as a packed or as a padded batch."""
+    return (packed_batch if packed else padded_batch)(rows, pad_id(tokenizer))
+
+
 def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     """Returns the rows in full, padded on the right: tensors of shape (rows, longest)."""
-    whole = [list(row.whole) for row in rows]
-    starts = [len(row.prompt) for row in rows]
-    return _side_by_side(whole, starts, pad)
+    return {
+        "input_ids": padded([row.whole for row in rows], pad),
+        "attention_mask": padded([[1] * len(row.whole) for row in rows], 0),
+        "completion_mask": padded([[0] * len(r.prompt) + [1] * len(r.step) for r in rows], 0),
+    }
 
 
 def packed_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
@@ -62,36 +74,21 @@ def packed_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     import torch
 
     tree = prefix_tree([(*row.prompt, *row.step[:-1]) for row in rows])
-    batch = _side_by_side([[row.prompt[-1], *row.step] for row in rows], [1] * len(rows), pad)
-    longest = batch["input_ids"].shape[1]
     places = [path[len(row.prompt) - 1 :] for row, path in zip(rows, tree.paths, strict=True)]
-    return batch | {
+    return padded_batch([StepTokens(row.prompt[-1:], row.step) for row in rows], pad) | {
         "tree_tokens": torch.tensor([tree.tokens]),
         "tree_positions": torch.tensor([tree.positions]),
         "tree_ends": torch.tensor([tree.ends]),
-        "tree_rows": torch.tensor([_filled(place, longest, 0) for place in places]),
+        "tree_rows": padded([[*place, 0] for place in places], 0),
     }
 
 
-def _side_by_side(
-    sequences: Sequence[list[int]], starts: Sequence[int], pad: int
-) -> dict[str, Any]:
+def padded(rows: Iterable[Sequence[int]], filler: int, side: str = "right") -> Any:
+    """Returns rows as one tensor of shape (rows, longest), filled up on a side."""
     import torch
 
-    longest = max(map(len, sequences))
-    said = [
-        [0] * start + [1] * (len(sequence) - start)
-        for sequence, start in zip(sequences, starts, strict=True)
-    ]
-    return {
-        "input_ids": torch.tensor([_filled(s, longest, pad) for s in sequences]),
-        "attention_mask": torch.tensor([_filled([1] * len(s), longest, 0) for s in sequences]),
-        "completion_mask": torch.tensor([_filled(s, longest, 0) for s in said]),
-    }
-
-
-def _filled(values: list[int], length: int, filler: int) -> list[int]:
-    return values + [filler] * (length - len(values))
+    tensors = [torch.tensor(row) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, True, filler, side)
 
 
 def enable_packed_forward(model: Any) -> None:
@@ -109,14 +106,11 @@ def enable_packed_forward(model: Any) -> None:
             f"this model ({model.config.model_type}) {why}, so prompts cannot be shared; "
             "set training.packed: false"
         )
+    from torch.nn.functional import embedding
+
     enable_tree_attention(model)
     backbone = model.base_model
-    # As TRL does with its output layer; hooks would have to remember the rows in between.
-    backbone.forward = _tree_forward(backbone, backbone.forward)
-
-
-def _tree_forward(backbone: Any, forward: Any) -> Any:
-    from torch.nn.functional import embedding
+    forward = backbone.forward
 
     def tree_forward(*args: Any, **kwargs: Any) -> Any:
         if "tree_tokens" not in kwargs:
@@ -130,4 +124,54 @@ def _tree_forward(backbone: Any, forward: Any) -> Any:
         output.last_hidden_state = embedding(rows, output.last_hidden_state[0])
         return output
 
-    return tree_forward
+    # As TRL does with its output layer; hooks would have to remember the rows in between.
+    backbone.forward = tree_forward
+
+
+def step_logps(trainer: Any, rows: Iterable[StepTokens]) -> dict[StepTokens, float]:
+    """Returns the log-probability of each step after its prompt: nats, summed over its tokens.
+
+    Args:
+        trainer: Trainer whose model has TRL's fused output layer; its attribute `packed` tells
+            whether the model reads packed batches.
+        rows: Steps; equal ones are computed once.
+    """
+    return {row: sum(logps) for row, logps in token_logps(trainer, rows).items()}
+
+
+def token_logps(trainer: Any, rows: Iterable[StepTokens]) -> dict[StepTokens, tuple[float, ...]]:
+    """Returns the log-probability of each token of each step, in nats; see `step_logps`."""
+    import torch
+
+    logps: dict[StepTokens, tuple[float, ...]] = {}
+    for batch in prefix_batches(
+        set(rows), _MOST_TOKENS, tokens_of=lambda row: row.whole, shared=trainer.packed
+    ):
+        with torch.no_grad(), trainer.accelerator.autocast():
+            sampled, output = read_steps(trainer, trainer.model, batch)
+        for row, row_logps, mask in zip(batch, output.log_probs.float(), sampled, strict=True):
+            logps[row] = tuple(row_logps[mask].tolist())
+    return logps
+
+
+def read_steps(trainer: Any, model: Any, rows: Sequence[StepTokens]) -> tuple[Any, Any]:
+    """Runs `model` of a trainer (see `step_logps`) on a batch of steps.
+
+    Returns:
+        A mask of shape (rows, longest) over the output's entries that are tokens of a step, and
+        the output, whose `log_probs` have that shape.
+    """
+    device = trainer.accelerator.device
+    batch = batch_of(rows, trainer.processing_class, packed=trainer.packed)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    sampled = batch.pop("completion_mask") == 1
+    labels = batch["input_ids"].masked_fill(~sampled, IGNORED)
+    output = model(**batch, labels=labels, fused_lm_head=True, use_cache=False)
+    return sampled[:, 1:], output
+
+
+def tokens_read(rows: Iterable[StepTokens], *, packed: bool) -> int:
+    """Returns the number of tokens in a batch; if packed, shared prefixes count once."""
+    wholes = sorted(row.whole for row in rows)
+    shared = sum(map(common_prefix, wholes, wholes[1:])) if packed else 0
+    return sum(map(len, wholes)) - shared

@@ -6,53 +6,26 @@ from PyTorch's global state, which is restored only after the epoch's order was 
 
 import random
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 
-class StateOrder:
-    """A sampler for PyTorch's loaders: shuffles groups, and keeps the examples of a group together.
-
-    So siblings, or calls of one turn, are in one micro-batch, which reads their shared prompts
-    once.
+class ExampleOrder:
+    """A sampler for PyTorch's loaders.
 
     Args:
-        states: Group key of each example.
-        seed: Seed of the order.
-    """
-
-    def __init__(self, states: Sequence[Hashable], seed: int) -> None:
-        self.seed = seed
-        self.epoch = 0
-        groups: dict[Hashable, list[int]] = {}
-        for index, state in enumerate(states):
-            groups.setdefault(state, []).append(index)
-        self.groups = list(groups.values())
-
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch; the loader calls it before every epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return sum(map(len, self.groups))
-
-    def __iter__(self) -> Iterator[int]:
-        rng = random.Random(f"{self.seed}:{self.epoch}")
-        for group in rng.sample(self.groups, len(self.groups)):
-            yield from rng.sample(group, len(group))
-
-
-class LengthOrder:
-    """A sampler for PyTorch's loaders: shuffles examples, and batches those of similar length.
-
-    Args:
+        arguments: The trainer's `TrainingArguments`, with the seed and the batch size.
         lengths: Length of each example, in tokens.
-        batch_size: Examples per optimiser step.
-        seed: Seed of the order.
+        states: Group key of each example. Groups are shuffled, and the examples of a group stay
+            together. So siblings, or calls of one turn, are in one micro-batch, which reads their
+            shared prompts once. None: batches examples of similar length.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, arguments: Any, lengths: Sequence[int], states: Sequence[Hashable] | None = None
+    ) -> None:
+        self.arguments = arguments
         self.lengths = list(lengths)
-        self.batch_size = batch_size
-        self.seed = seed
+        self.states = states
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -63,9 +36,17 @@ class LengthOrder:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        import torch
-        from transformers.trainer_pt_utils import get_length_grouped_indices
+        rng = random.Random(f"{self.arguments.seed}:{self.epoch}")
+        if self.states is None:
+            import torch
+            from transformers.trainer_pt_utils import get_length_grouped_indices
 
-        seed = random.Random(f"{self.seed}:{self.epoch}").getrandbits(63)
-        generator = torch.Generator().manual_seed(seed)
-        yield from get_length_grouped_indices(self.lengths, self.batch_size, generator=generator)
+            batch = self.arguments.train_batch_size * self.arguments.gradient_accumulation_steps
+            generator = torch.Generator().manual_seed(rng.getrandbits(63))
+            yield from get_length_grouped_indices(self.lengths, batch, generator=generator)
+            return
+        groups: dict[Hashable, list[int]] = {}
+        for index, state in enumerate(self.states):
+            groups.setdefault(state, []).append(index)
+        for group in rng.sample(list(groups.values()), len(groups)):
+            yield from rng.sample(group, len(group))

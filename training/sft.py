@@ -7,9 +7,11 @@ their common instruction is read once (`training.packing`), or side by side, pad
 
 from collections.abc import Sequence
 
+from base.seeds import to_uint32
+from training.arguments import lora_config
 from training.examples import StepExample, tokenise
-from training.report import TrainingReport
-from training.training_run import TrainingRun
+from training.packing import pad_id
+from training.training_run import TrainingReport, TrainingRun
 
 
 def train_on_steps(
@@ -28,12 +30,25 @@ def train_on_steps(
         StorageError: See `TrainingRun.train`.
     """
     model, tokenizer = run.load_start()
-    from training.sft_trainer import step_trainer
+    from peft import get_peft_model
+    from transformers import TrainingArguments, set_seed
+
+    from training.sft_trainer import StepTrainer
 
     steps = tokenise(examples, tokenizer, stops)
     fitting = run.fitting([len(step.whole) for step in steps])
     steps = [steps[i] for i in fitting]
     questions = [examples[i].question_id for i in fitting]
-    # Calls of one turn begin with each other's prompts, which packing reads once.
-    trainer = step_trainer(model, tokenizer, steps, run, questions if stops else None)
+    set_seed(to_uint32(run.seed))  # before the adapter, whose first weights are random
+    if run.training.lora is not None:
+        model = get_peft_model(model, lora_config(run.training.lora))
+    trainer = StepTrainer(
+        packed=run.training.packed,
+        pad=pad_id(tokenizer),
+        # Calls of one turn begin with each other's prompts, which packing reads once.
+        together=questions if stops else None,
+        model=model,
+        args=run.configuration(TrainingArguments, include_num_input_tokens_seen="non_padding"),
+        train_dataset=steps,
+    )
     return run.train(trainer, list(zip(steps, questions, strict=True)), given=len(examples))

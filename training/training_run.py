@@ -7,35 +7,68 @@ checkpoints, and writes the adapter (or all weights), the curve and the record.
 import hashlib
 import json
 import logging
+import platform
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from base.errors import StorageError
+from pydantic import TypeAdapter
+
+from base.atomic import atomic_write_json
+from base.errors import ConfigError, StorageError
 from base.text import Log
 from training.arguments import silence_libraries, trainer_arguments
-from training.checkpoints import forget_checkpoints, latest_checkpoint
-from training.curves import curves, read_metrics
+from training.checkpoints import latest_checkpoint
+from training.curves import PolicyShift, curves, movement_of, read_metrics
 from training.examples import filter_by_length
-from training.policy_shift import movement_of
+from training.packing import enable_packed_forward
 from training.preference.pairs import HoldoutScore
-from training.report import TrainingReport, finished_training, write_training_record
 from training.settings import TrainingKind, TrainingSettings
-from weights.adapter_chain import (
-    check_not_own_start,
-    copy_chain,
-    remove_merged_weights,
-    save_adapter,
-    save_weights,
+from weights.adapter_chain import copy_chain, save_adapter, save_weights
+from weights.adapters import WEIGHTS
+from weights.model_folders import TRAINING_RECORD, file_hash
+from weights.policy_files import (
+    PACKAGED,
+    load_policy,
+    policy_digest,
+    policy_files,
+    tokenizer_of,
 )
-from weights.policy_files import load_policy, policy_digest, policy_files, tokenizer_of
 
 
-def log_line(line: str) -> None:
-    """Logs a line; the default if no callback is given."""
-    logging.getLogger("training").info(line)
+@dataclass(frozen=True)
+class TrainingReport:
+    """Result of a training.
+
+    Attributes:
+        examples: Number of examples trained on; in outcome RL, of rollouts.
+        dropped: Number of examples that were too long; in outcome RL, of calls.
+        movement: Figures of the training's end; None without a curve.
+        seconds: Seconds of training, over all attempts.
+        holdout: Scores on the held-out pairs; None without such pairs.
+    """
+
+    kind: str
+    examples: int
+    dropped: int
+    steps: int
+    seconds: float
+    movement: PolicyShift | None = None
+    holdout: HoldoutScore | None = None
+
+    def summary(self) -> str:
+        """Returns one line."""
+        examples = "rollouts" if self.kind == "grpo" else "examples"
+        moved = f", {self.movement.learned} (first and last quarter)" if self.movement else ""
+        return f"{self.examples} {examples}, {self.steps} steps, {self.seconds:.0f} s{moved}"
+
+    def totals(self) -> dict[str, Any]:
+        """Returns the totals for `--json`."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -51,7 +84,7 @@ class TrainingRun:
         seed: Random seed of initialisation and order.
         resume: Whether to fail if the target has another training's checkpoints. If False, they
             are replaced. This training's own checkpoints are resumed in both cases.
-        log: Callback for progress messages.
+        log: Callback for progress messages; defaults to the log.
         data: Origin of the examples, as JSON; written to `training.json`.
     """
 
@@ -61,20 +94,28 @@ class TrainingRun:
     target: Path
     seed: int
     resume: bool = False
-    log: Log = log_line
+    log: Log = logging.getLogger(__name__).info
     data: Mapping[str, Any] | None = None
 
     def load_start(self) -> tuple[Any, Any]:
         """Returns the start as a plain float32 model, and its tokenizer.
 
+        The model also reads packed batches, if `training.packed` is set.
+
         Raises:
-            ConfigError: If the start is missing, or is the target itself.
+            ConfigError: If the start is missing, or is the target itself. Or if the model cannot
+                read packed batches, and `training.packed` is set.
         """
         silence_libraries()
-        check_not_own_start(self.start, self.target)
+        if self.start != PACKAGED and Path(self.start).resolve() == self.target.resolve():
+            raise ConfigError(
+                f"{self.start} is both the start and the target; choose another target"
+            )
         model, tokenizer = load_policy(policy_files(self.start))
         if self.training.lora is None:
             model.requires_grad_(True)  # a merge freezes them
+        if self.training.packed:
+            enable_packed_forward(model)
         return model, tokenizer
 
     def fitting(self, lengths: Sequence[int]) -> list[int]:
@@ -92,16 +133,25 @@ class TrainingRun:
     def checkpoints(self) -> Path:
         return self.target / "checkpoints"
 
-    def arguments(self) -> dict[str, Any]:
-        """Returns keyword arguments for the trainer's configuration."""
-        return trainer_arguments(self.training, self.kind, self.checkpoints, self.seed)
+    def configuration(self, arguments: Any, **options: Any) -> Any:
+        """Returns the trainer's configuration: `arguments` (a `TrainingArguments`) with `options`.
+
+        It limits the trainer to one GPU per process. A packed batch is one sequence, which
+        PyTorch's `DataParallel` would cut, and TRL's DPO rejects several GPUs. Several processes
+        (`torchrun`) take a batch each.
+        """
+        shared = trainer_arguments(self.training, self.kind, self.checkpoints, self.seed)
+        configuration = arguments(**{**shared, **options})
+        if configuration.n_gpu > 1:
+            configuration._n_gpu = 1
+        return configuration
 
     def train(
         self,
         trainer: Any,
         examples: Sequence[Sized],
         given: int,
-        scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
+        scored: Callable[[], HoldoutScore | None] = lambda: None,
     ) -> TrainingReport:
         """Runs `trainer` and writes the result, or returns that of the same finished training.
 
@@ -117,7 +167,7 @@ class TrainingRun:
         from transformers import PrinterCallback
 
         fingerprint = self._fingerprint(examples)
-        if finished := finished_training(self.target, fingerprint):
+        if finished := _finished_training(self.target, fingerprint):
             self.log(f"{self.kind}: {self.target} is finished; remove it to train again")
             return finished
         checkpoint = self._resume_point(fingerprint)
@@ -126,31 +176,25 @@ class TrainingRun:
         began = time.monotonic()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.monotonic() - began
-        holdout = scored(trainer)
+        holdout = scored()
         if holdout:
             self.log(f"{self.kind}: {holdout}")
         base, chain = self._write(trainer.model)
         lines = read_metrics(self.target)
-        outcome_rl = self.kind == "grpo"
+        trained, dropped = len(examples), given - len(examples)
+        if self.kind == "grpo":
+            trained = int(sum(line.get("rollouts", 0) for line in lines))
+            dropped = int(sum(line.get("too_long", 0) for line in lines))
         report = TrainingReport(
             kind=self.kind,
-            examples=_sum(lines, "rollouts") if outcome_rl else len(examples),
-            dropped=_sum(lines, "too_long") if outcome_rl else given - len(examples),
+            examples=trained,
+            dropped=dropped,
             steps=trainer.state.global_step,
             seconds=round(max(seconds, lines[-1].get("seconds", 0.0) if lines else 0.0), 1),
             movement=movement_of(self.target),
             holdout=holdout,
         )
-        made_of = {
-            "base": base,
-            "chain": chain,
-            "start": self.start,
-            "seed": self.seed,
-            "fingerprint": fingerprint,
-            "data": self.data,
-            "settings": self.training.values_of(self.kind),
-        }
-        write_training_record(self.target, report, made_of)
+        self._write_record(report, fingerprint, base, chain)
         return report
 
     def _write(self, model: Any) -> tuple[str, list[str]]:
@@ -158,10 +202,41 @@ class TrainingRun:
         if self.training.lora is None:
             save_weights(model, tokenizer_of(policy_files(self.start).base), self.target)
             return ".", []
-        written = copy_chain(self.start, self.target)
-        remove_merged_weights(self.target)
+        base_and_chain = copy_chain(self.start, self.target)
         save_adapter(model, self.target)
-        return written
+        return base_and_chain
+
+    def _write_record(
+        self, report: TrainingReport, fingerprint: str, base: str, chain: list[str]
+    ) -> None:
+        """Writes `training.json`: what was trained, by digest, and its training.
+
+        It has `base` and `chain`, which `weights.policy_files` reads (paths are relative to the
+        target), and the inputs for a repetition: `start`, `seed`, `settings`, `data` (rows or
+        settings that made the examples; None if unknown) and `fingerprint` (of start, settings,
+        seed and every example).
+        """
+        record = {
+            "base": base,
+            "chain": chain,
+            "start": self.start,
+            "seed": self.seed,
+            "fingerprint": fingerprint,
+            "data": self.data,
+            "settings": self.training.values_of(self.kind),
+            "digests": {
+                "start": policy_digest(policy_files(self.start), "f16"),
+                **_trained_digest(self.target),
+                **{name: file_hash(self.target / name / WEIGHTS, sha256=True) for name in chain},
+            },
+            "kind": report.kind,
+            "report": asdict(report),
+            "versions": {name: _version(name) for name in ("torch", "transformers", "trl", "peft")},
+            "python": platform.python_version(),
+        }
+        atomic_write_json(
+            self.target / TRAINING_RECORD, json.loads(json.dumps(record, default=str))
+        )
 
     def _resume_point(self, fingerprint: str) -> Path | None:
         """Returns the checkpoint to resume from; removes another training's, with their curve."""
@@ -175,7 +250,7 @@ class TrainingRun:
         if checkpoint:
             self.log(f"{self.kind}: resumes from {checkpoint}")
         else:
-            forget_checkpoints(self.checkpoints)
+            shutil.rmtree(self.checkpoints, ignore_errors=True)  # else the new one could load them
         return checkpoint
 
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
@@ -195,5 +270,28 @@ class TrainingRun:
         return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
-def _sum(lines: Sequence[Mapping[str, Any]], name: str) -> int:
-    return int(sum(line.get(name, 0) for line in lines))
+def _finished_training(target: Path, fingerprint: str) -> TrainingReport | None:
+    """Returns the report of a model folder with this fingerprint and unchanged weights."""
+    try:
+        record = json.loads((target / TRAINING_RECORD).read_bytes())
+        same = record["fingerprint"] == fingerprint
+        if same and record["digests"].items() >= _trained_digest(target).items():
+            return TypeAdapter(TrainingReport).validate_python(record["report"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
+        return None  # trained again, which replaces it
+    return None
+
+
+def _trained_digest(target: Path) -> dict[str, str]:
+    """Returns the digest of the trained adapter, or of all weights, by name."""
+    adapter = target / "adapter" / WEIGHTS
+    if adapter.is_file():
+        return {"adapter": file_hash(adapter, sha256=True)}
+    return {"weights": policy_digest(policy_files(str(target)), "f32")}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

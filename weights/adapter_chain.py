@@ -17,16 +17,6 @@ from weights.policy_files import PACKAGED, is_packaged, policy_files
 CHAIN = "chain"
 
 
-def check_not_own_start(start: str, target: Path) -> None:
-    """Checks that a training does not overwrite its initial policy.
-
-    Raises:
-        ConfigError: If `start` is `target`.
-    """
-    if start != PACKAGED and Path(start).resolve() == target.resolve():
-        raise ConfigError(f"{start} is both the start and the target; choose another target")
-
-
 def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
     """Copies the adapters of `start` below `target`, lowest first, so that the folder is complete.
 
@@ -55,30 +45,18 @@ def save_adapter(model: Any, target: Path) -> None:
     """Writes the adapter of a PEFT `model` as fp16 safetensors to `target/adapter`.
 
     Its configuration does not contain the local path of the base; `training.json` names the base.
+    Merged weights in `target` are removed, because they were exported from an earlier adapter.
     """
-    import torch
-
-    trained = [p for p in model.parameters() if p.requires_grad]
-    full = [p.data for p in trained]
-    for parameter in trained:
-        parameter.data = parameter.data.to(torch.float16)
-    try:
-        model.save_pretrained(str(target / "adapter"))
-    finally:
-        for parameter, data in zip(trained, full, strict=True):
-            parameter.data = data
+    for weights in target.glob("model*.safetensors*"):
+        weights.unlink()
+    trained = {name: p.data.half() for name, p in model.named_parameters() if p.requires_grad}
+    model.save_pretrained(str(target / "adapter"), state_dict=trained)
     (target / "adapter" / "README.md").unlink(missing_ok=True)
-    path = target / "adapter" / "adapter_config.json"
+    path = target / "adapter" / ADAPTER_CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()  # PEFT writes a set, in random order
     atomic_write_json(path, config | {"base_model_name_or_path": None})
-
-
-def remove_merged_weights(target: Path) -> None:
-    """Removes exported weights of a policy folder, which would be those of an earlier adapter."""
-    for weights in target.glob("model*.safetensors*"):
-        weights.unlink()
 
 
 def save_weights(model: Any, tokenizer: Any, target: Path) -> None:

@@ -46,11 +46,12 @@ def check_adapter(adapter: Path) -> None:
     _check_recorded_hash(adapter)
     ranks = {config.get("r"), *(config.get("rank_pattern") or {}).values()}
     for name, shape in tensor_shapes(adapter / WEIGHTS).items():
-        rank = {"lora_A": shape[:1], "lora_B": shape[1:2]}.get(_side(name), ())
-        if rank and len(shape) == 2 and ranks and rank[0] not in ranks:
+        # A LoRA's matrices are named "….lora_A.weight", (rank, inputs), and "….lora_B.weight".
+        side = {"lora_A": 0, "lora_B": 1}.get(name.split(".")[-2:][0])
+        if side is not None and len(shape) == 2 and shape[side] not in ranks:
             raise ConfigError(
-                f"{adapter}: {name} in {WEIGHTS} has rank {rank[0]}, but {ADAPTER_CONFIG} has rank "
-                f"{config.get('r')}. The files are from different trainings. Restore them"
+                f"{adapter}: {name} in {WEIGHTS} has rank {shape[side]}, but {ADAPTER_CONFIG} has "
+                f"rank {config.get('r')}. The files are from different trainings. Restore them"
             )
 
 
@@ -61,10 +62,10 @@ def load_tensors(model: Any, adapter: Path, *, trainable: bool = False) -> None:
         ConfigError: If the file lacks a tensor of the model, or has one that the model lacks. PEFT
             itself would ignore both.
     """
-    found = model.load_adapter(str(adapter), "default", is_trainable=trainable)
+    keys = model.load_adapter(str(adapter), "default", is_trainable=trainable)
     for problem, names in (
-        ("lacks tensors", found.missing_keys),
-        ("has tensors that the model lacks", found.unexpected_keys),
+        ("lacks tensors", keys.missing_keys),
+        ("has tensors that the model lacks", keys.unexpected_keys),
     ):
         if names:
             raise ConfigError(
@@ -105,12 +106,6 @@ def _check_recorded_hash(adapter: Path) -> None:
                 f"{adapter / WEIGHTS}: is damaged or was replaced, because its SHA-256 is not the "
                 f"one in {folder / TRAINING_RECORD}. Restore it from a copy, or retrain the adapter"
             )
-
-
-def _side(name: str) -> str:
-    """Returns "lora_A" or "lora_B" for the matrices of a LoRA."""
-    steps = name.split(".")
-    return steps[-2] if len(steps) > 1 else name
 
 
 def _reject_absurd(config: dict[str, Any]) -> None:

@@ -1,9 +1,7 @@
 """Converts messages to the text and the tokens that a model was trained to continue."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import date
-from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -52,16 +50,17 @@ def rendered(
         ConfigError: If jinja2 is missing, or the template rejects the messages.
     """
     from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 
     turns = [{"role": m.role, "content": m.content} for m in messages]
     try:
-        text = str(
-            _compiled(template).render(
-                special_tokens,
-                messages=turns,
-                add_generation_prompt=True,
-                **template_values(thinking=thinking),
-            )
+        # transformers' public functions do not let a caller fix the date.
+        text = _compile_jinja_template(template).render(
+            special_tokens,
+            messages=turns,
+            add_generation_prompt=True,
+            strftime_now=TODAY.strftime,
+            **template_values(thinking=thinking),
         )
     except TemplateError as error:
         raise ConfigError(f"the model's chat template rejects the messages: {error}") from error
@@ -69,9 +68,7 @@ def rendered(
         raise ConfigError(
             f"the model's chat template cannot be used ({type(error).__name__}: {error})"
         ) from error
-    return replace_surrogates(
-        text + prefix
-    )  # the tokenizer takes UTF-8, which excludes lone surrogates
+    return replace_surrogates(text + prefix)  # UTF-8, for the tokenizer, excludes lone surrogates
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
@@ -81,12 +78,11 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
     `engines.sampling.SampleRequest.prefix`: only the first is encoded with the template.
     """
     turn = [m.content for m in takewhile(lambda m: m.role == "assistant", reversed(messages))]
-    asked = tuple(messages[: len(messages) - len(turn)])
+    before = tuple(messages[: len(messages) - len(turn)])
     first, *others = reversed(turn) if turn else ("",)
     special_tokens = tokenizer.special_tokens_map
-    begun = rendered(tokenizer.chat_template, asked, first, special_tokens=special_tokens)
-    texts = [begun, *others]
-    return tuple(i for text in texts for i in _encoded(text, tokenizer))
+    begun = rendered(tokenizer.chat_template, before, first, special_tokens=special_tokens)
+    return tuple(i for text in (begun, *others) for i in _encoded(text, tokenizer))
 
 
 def target_ids(
@@ -107,33 +103,3 @@ def target_ids(
 
 def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"])
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    """Returns a template with the options and functions that transformers gives it."""
-    from jinja2 import TemplateError
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's text for a training; prints it unchanged."""
-
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def tojson(value: Any, **options: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False} | options)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": TODAY.strftime}
-    return environment.from_string(template)

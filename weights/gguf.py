@@ -201,12 +201,12 @@ def check_same_model(config: Any, source: Path) -> None:
         f"{kind}.feed_forward_length": config.intermediate_size,
         f"{kind}.attention.head_count": config.num_attention_heads,
         f"{kind}.attention.head_count_kv": config.num_key_value_heads,
+        "tokens": config.vocab_size,
     }
-    found = {key: _value(reader, key) for key in sizes}
-    sizes["tokens"] = config.vocab_size
-    found["tokens"] = len(_value(reader, "tokenizer.ggml.tokens") or ())
+    tokens = len(_value(reader, "tokenizer.ggml.tokens") or ())
     for key, ours in sizes.items():
-        if (theirs := found[key]) != ours:
+        theirs = tokens if key == "tokens" else _value(reader, key)
+        if theirs != ours:
             raise ConfigError(
                 f"the model cannot be exported with the metadata of {source.name}: "
                 f"{key} is {theirs} there and {ours} in the model"

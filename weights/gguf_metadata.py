@@ -37,6 +37,8 @@ def add_folder_metadata(writer: Any, config: Any, folder: Path) -> None:
     Raises:
         ConfigError: If GGUF cannot represent the tokenizer.
     """
+    from gguf import SpecialVocab
+
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -45,33 +47,22 @@ def add_folder_metadata(writer: Any, config: Any, folder: Path) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    width = head_width(config)
+    head_width = getattr(config, "head_dim", None)
+    width = int(head_width or config.hidden_size // config.num_attention_heads)
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
     writer.add_vocab_size(config.vocab_size)
-    _add_tokenizer(writer, config.vocab_size, folder)
-
-
-def head_width(config: Any) -> int:
-    """Returns the width of an attention head."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(width)
-
-
-def _add_tokenizer(writer: Any, size: int, folder: Path) -> None:
-    from gguf import SpecialVocab
-
     tokenizer = read_tokenizer(folder)
-    pre = pre_tokenizer(tokenizer)
-    tokens, types = _vocabulary(tokenizer, size, folder)
+    tokens, types = _vocabulary(tokenizer, config.vocab_size, folder)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre(pre_tokenizer(tokenizer))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if tokenizer["normalizer"]:
         writer.add_string(NORMALIZER_KEY, NFC)
-    SpecialVocab(folder, load_merges=True, n_vocab=size).add_to_gguf(writer, quiet=True)
+    special = SpecialVocab(folder, load_merges=True, n_vocab=config.vocab_size)
+    special.add_to_gguf(writer, quiet=True)
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
@@ -119,8 +110,8 @@ def _vocabulary(tokenizer: dict[str, Any], size: int, folder: Path) -> tuple[lis
     types = [int(TokenType.UNUSED)] * size
     known = [(token, i, TokenType.NORMAL) for token, i in tokenizer["model"]["vocab"].items()]
     added = [
-        (one["content"], one["id"], TokenType.CONTROL if one["special"] else TokenType.USER_DEFINED)
-        for one in tokenizer["added_tokens"]
+        (t["content"], t["id"], TokenType.CONTROL if t["special"] else TokenType.USER_DEFINED)
+        for t in tokenizer["added_tokens"]
     ]
     for token, i, kind in known + added:
         if i >= size:

@@ -29,15 +29,19 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
     from huggingface_hub import snapshot_download
 
     def fetched(*, local_files_only: bool) -> Path:
-        folder = snapshot_download(
-            named["repository"],
-            revision=named["revision"],
-            allow_patterns=_FILES,
-            local_files_only=local_files_only,
+        folder = Path(
+            snapshot_download(
+                named["repository"],
+                revision=named["revision"],
+                allow_patterns=_FILES,
+                local_files_only=local_files_only,
+            )
         )
-        if download:
-            _check_has_weights(Path(folder))
-        return Path(folder)
+        if download:  # an earlier one may have stopped in between
+            for file in (*(weight_files(folder) or [folder / MERGED_WEIGHTS]), folder / TOKENIZER):
+                if not file.is_file():
+                    raise FileNotFoundError(f"{folder} lacks {file.name}")
+        return folder
 
     try:
         return fetched(local_files_only=True)
@@ -51,19 +55,3 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
             f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}). "
             "Without a network, name a folder with its safetensors and tokenizer"
         ) from error
-
-
-def _check_has_weights(folder: Path) -> None:
-    """Checks that a local copy has weights and tokenizer; a download may have stopped in between.
-
-    Raises:
-        FileNotFoundError: If it has no weights or no tokenizer, or lacks a shard in its index.
-    """
-    files = [*(weight_files(folder) or [folder / MERGED_WEIGHTS]), folder / TOKENIZER]
-    if lost := [file.name for file in files if not file.is_file()]:
-        raise FileNotFoundError(f"{folder} lacks {lost[0]}")
-
-
-def pinned_name(name: str, folder: Path) -> str:
-    """Returns `name` with the revision of `folder` (from `hub_folder`), which fixes the weights."""
-    return f"{name.partition('@')[0]}@{folder.name}"

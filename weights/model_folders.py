@@ -113,9 +113,7 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
             with open_named(folder / name):
                 pass  # a regular file
     for name in _CONFIGS:
-        config = read_config(folder, name)
-        _reject_auto_map(folder / name, config)
-        _check_layers(folder / name, config)
+        _check_config(folder / name, read_config(folder, name))
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
@@ -135,22 +133,16 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
         ) from error
 
 
-def _reject_auto_map(path: Path, config: Any) -> None:
-    values = config.values() if isinstance(config, dict) else config
+def _check_config(path: Path, config: Any) -> None:
+    """Rejects code and absurd numbers of layers in a configuration, or in a part of it."""
     if isinstance(config, dict) and config.get("auto_map"):
         raise ConfigError(
             f"{path}: `auto_map` names code of the model, and code in model folders is never run. "
             "Choose a model that transformers supports; if it supports this one, remove `auto_map` "
             "from a copy"
         )
-    for inner in values:
-        if isinstance(inner, dict | list):
-            _reject_auto_map(path, inner)
-
-
-def _check_layers(path: Path, config: dict[str, Any]) -> None:
-    for name, value in config.items():
-        if _LAYERS.fullmatch(name) and isinstance(value, int) and value > MOST_LAYERS:
+    for name, value in config.items() if isinstance(config, dict) else enumerate(config):
+        if isinstance(value, dict | list):
+            _check_config(path, value)
+        elif _LAYERS.fullmatch(str(name)) and isinstance(value, int) and value > MOST_LAYERS:
             raise ConfigError(f"{path}: `{name}` is {value}, more than any model has")
-        if isinstance(value, dict):
-            _check_layers(path, value)

@@ -26,7 +26,7 @@ from base.errors import ConfigError
 from base.plain_json import object_inside
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
 from weights.adapters import adapter_config, check_adapter, load_tensors, recorded_digests
-from weights.hub import HUB, hub_folder, pinned_name
+from weights.hub import HUB, hub_folder
 from weights.model_folders import (
     MERGED_WEIGHTS,
     TOKENIZER,
@@ -44,14 +44,10 @@ MOST_ADAPTERS = 64
 """Most adapters in a chain; a curriculum of ten cycles makes ten."""
 _PACKAGED_VOCABULARY = 49_152
 # Entries that affect the adapter's output; the other entries describe its origin.
-_ADAPTER_KEYS: tuple[str, ...] = (
-    "alpha_pattern",
-    "bias",
-    "fan_in_fan_out",
-    "lora_alpha",
-    "modules_to_save",
+_ADAPTER_KEYS = (
+    *("alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "modules_to_save"),
+    *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora"),
 )
-_ADAPTER_KEYS += ("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,8 @@ def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFile
     if model.startswith(HUB):
         folder = hub_folder(model, download=download)
         reject_code(folder)
-        return PolicyFiles(model, folder, hub=pinned_name(model, folder))
+        # With the revision, which is the folder's name, the hub name fixes the weights.
+        return PolicyFiles(model, folder, hub=f"{model.partition('@')[0]}@{folder.name}")
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return PolicyFiles(model, path)
@@ -159,11 +156,11 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
 
 def _pickled(folder: Path) -> str:
     """Returns a hint if the folder has pickled weights, which are never loaded; else ""."""
-    found = [folder / "adapter" / "adapter_model.bin", *sorted(folder.glob("*.bin"))]
-    pickles = [path for path in (*found, *sorted(folder.glob("*.pt"))) if path.is_file()]
-    if not pickles:
-        return ""
-    return f"; {pickles[0]} is a pickle, which could run code and is never loaded: convert it"
+    names = (*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pt")))
+    for path in (folder / "adapter" / "adapter_model.bin", *names):
+        if path.is_file():
+            return f"; {path} is a pickle, which could run code and is never loaded: convert it"
+    return ""
 
 
 def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
@@ -204,29 +201,19 @@ def validated_policy_files(model: str) -> PolicyFiles:
     files = policy_files(model)
     for adapter in files.adapters:
         check_adapter(adapter)
-    _check_start(files)
+    if files.adapters:
+        folder = files.adapters[-1].parent
+        recorded = recorded_digests(folder).get("start")
+        start = replace(files, adapters=files.adapters[:-1])
+        if recorded is not None and recorded != policy_digest(start, "f16"):
+            raise ConfigError(
+                f"{folder}: its adapter does not fit {files.base}, because its start was replaced "
+                "or trained again. Train the adapter again, or restore its start from a copy"
+            )
     for weights in weight_files(files.base):
         tensor_shapes(weights)
     tokenizer_source(files.base)
     return files
-
-
-def _check_start(files: PolicyFiles) -> None:
-    """Compares the weights below the last adapter with those it was trained on, if recorded.
-
-    Raises:
-        ConfigError: If they differ.
-    """
-    if not files.adapters:
-        return
-    folder = files.adapters[-1].parent
-    recorded = recorded_digests(folder).get("start")
-    start = replace(files, adapters=files.adapters[:-1])
-    if recorded is not None and recorded != policy_digest(start, "f16"):
-        raise ConfigError(
-            f"{folder}: its adapter does not fit {files.base}, because its start was replaced or "
-            "trained again. Train the adapter again, or restore its start from a copy"
-        )
 
 
 def policy_digest(files: PolicyFiles, precision: str) -> str:
@@ -258,12 +245,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 def _adapter_hash(adapter: Path) -> str:
     config = adapter_config(adapter)
-    kept = {key: config.get(key) for key in _ADAPTER_KEYS}
-    if isinstance(kept["target_modules"], list):
-        kept["target_modules"] = sorted(
-            map(str, kept["target_modules"])
-        )  # PEFT writes a set, in random order
-    return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
+    hashed = {key: config.get(key) for key in _ADAPTER_KEYS}
+    if isinstance(hashed["target_modules"], list):  # PEFT writes a set, in random order
+        hashed["target_modules"] = sorted(map(str, hashed["target_modules"]))
+    return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(hashed, sort_keys=True)
 
 
 def load_policy(files: PolicyFiles) -> tuple[Any, Any]:
@@ -272,13 +257,20 @@ def load_policy(files: PolicyFiles) -> tuple[Any, Any]:
     Raises:
         ConfigError: If a package is missing, or an adapter is damaged or does not fit the base.
     """
-    model, tokenizer = _load_weights(files.base)
+    model = pretrained("AutoModelForCausalLM", files.base, dtype="float32")
+    if files.base.is_file():
+        # The weights are dequantised now. With these attributes, transformers refuses to save them.
+        for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+            if hasattr(owner, name):
+                delattr(owner, name)
+        model.is_quantized = False
+    model, tokenizer = model.eval(), tokenizer_of(files.base)
     for adapter in files.adapters:
-        model = merge_adapter(model, adapter)
+        model = _merge_adapter(model, adapter)
     return model.float(), tokenizer
 
 
-def merge_adapter(model: Any, adapter: Path) -> Any:
+def _merge_adapter(model: Any, adapter: Path) -> Any:
     """Returns `model` with a PEFT adapter merged into its weights.
 
     Raises:
@@ -299,24 +291,15 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
         raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
 
 
-def _load_weights(base: Path) -> tuple[Any, Any]:
-    model = pretrained("AutoModelForCausalLM", base, dtype="float32")
-    if base.is_file():
-        _forget_quantisation(model)
-    return model.eval(), tokenizer_of(base)
-
-
-def _forget_quantisation(model: Any) -> None:
-    # The weights are dequantised now. With these attributes, transformers refuses to save them.
-    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
-        if hasattr(owner, name):
-            delattr(owner, name)
-    model.is_quantized = False
-
-
 def tokenizer_of(base: Path) -> Any:
-    """Returns the tokenizer of base weights for transformers: their own, else the packaged one."""
-    return load_tokenizer(tokenizer_source(base))
+    """Returns the tokenizer of base weights for transformers, with its chat template.
+
+    It is their own, or else the packaged one.
+
+    Raises:
+        ConfigError: If it is missing or cannot be loaded.
+    """
+    return pretrained("AutoTokenizer", tokenizer_source(base))
 
 
 def tokenizer_source(base: Path) -> Path:
@@ -333,12 +316,3 @@ def tokenizer_source(base: Path) -> Path:
             "the file; `AutoTokenizer.from_pretrained(...).save_pretrained(...)` writes it"
         )
     return packaged_gguf()
-
-
-def load_tokenizer(source: Path) -> Any:
-    """Returns the transformers tokenizer (with chat template) of a folder or GGUF file.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
-    """
-    return pretrained("AutoTokenizer", source)

@@ -34,8 +34,7 @@ class PrefixTree:
 def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
     """Lays out any number of sequences of token ids; equal sequences share all tokens."""
     # Sorting puts equal prefixes next to each other, so one pass over the sequences is a
-    # depth-first walk. `path` is the stack of open tokens. A token's subtree ends when the walk
-    # leaves it.
+    # depth-first walk.
     #
     #   abc, abd, ae        index      0 1 2 3 4
     #     a - b - c         tokens     a b c d e
@@ -47,27 +46,26 @@ def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
     for number in sorted(range(len(sequences)), key=sequences.__getitem__):
         sequence = sequences[number]
         shared = common_prefix(before, sequence)
-        _close(tree, path[shared:])
         first = len(tree.tokens)
         tree.tokens.extend(sequence[shared:])
         tree.positions.extend(range(shared, len(sequence)))
-        tree.ends.extend([-1] * (len(sequence) - shared))
         path = [*path[:shared], *range(first, len(tree.tokens))]
         tree.paths[number] = path
         before = sequence
-    _close(tree, path)
+    tree.ends.extend([len(tree.tokens)] * len(tree.tokens))
+    open_tokens: list[int] = []
+    for token, position in enumerate(tree.positions):
+        # A token's subtree ends at the next token that is not deeper.
+        for closed in open_tokens[position:]:
+            tree.ends[closed] = token
+        open_tokens[position:] = [token]
     return tree
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns the length of the common prefix in tokens."""
-    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
-
-
-def _close(tree: PrefixTree, tokens: Sequence[int]) -> None:
-    """Sets the ends of tokens whose subtrees are complete."""
-    for token in tokens:
-        tree.ends[token] = len(tree.tokens)
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def prefix_batches(
@@ -86,7 +84,7 @@ def prefix_batches(
     """
     batch: list[Row] = []
     read, before = 0, tuple[int, ...]()
-    for tokens, row in sorted(((tokens_of(row), row) for row in rows), key=lambda one: one[0]):
+    for tokens, row in sorted(((tokens_of(row), row) for row in rows), key=lambda pair: pair[0]):
         new = len(tokens) - (common_prefix(before, tokens) if batch and shared else 0)
         if batch and read + new > most_tokens:
             yield batch

@@ -11,11 +11,6 @@ from base.safe_files import open_named
 from weights.gguf import import_gguf
 from weights.model_folders import reject_code
 
-SAFE = {"trust_remote_code": False, "local_files_only": True}
-"""Options for every `from_pretrained`."""
-
-Shape = tuple[int, ...]
-
 
 def pretrained(kind: str, source: Path, **options: Any) -> Any:
     """Returns `transformers.<kind>.from_pretrained` for a folder or a GGUF file.
@@ -32,32 +27,29 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
         import transformers
     except ImportError as error:
         raise ConfigError("loading weights needs transformers: pip install -e .[cpu]") from error
-    given: dict[str, Any] = dict(SAFE)
+    options |= {"trust_remote_code": False, "local_files_only": True}
     folder = source
     if not source.is_dir():
-        folder, given["gguf_file"] = source.parent, str(source.absolute())
+        folder, options["gguf_file"] = source.parent, str(source.absolute())
         import_gguf()  # which transformers uses, too
     elif kind != "AutoTokenizer":
-        given["use_safetensors"] = True
+        options["use_safetensors"] = True
     reject_code(folder, whole=source.is_dir())
     try:
         if not source.is_dir():
             open_named(source).close()  # a regular file
-        return getattr(transformers, kind).from_pretrained(str(folder), **given, **options)
+        return getattr(transformers, kind).from_pretrained(str(folder), **options)
     except (MemoryError, ConfigError):
         raise
     except Exception as error:  # untrusted bytes make parsers raise any error
+        first_line = str(error).strip().partition("\n")[0][:300]
         raise ConfigError(
-            f"{source}: cannot be loaded ({type(error).__name__}: {_first_line(error)}). Restore "
-            "it from its source"
+            f"{source}: cannot be loaded ({type(error).__name__}: {first_line}). Restore it from "
+            "its source"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")[:300]
-
-
-def tensor_shapes(path: Path) -> dict[str, Shape]:
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Returns the names and shapes of the tensors of a safetensors file.
 
     Raises:

@@ -54,7 +54,10 @@ def enable_tree_attention(model: Any) -> None:
 
     if torch.cuda.is_available() and getattr(model, "_supports_flex_attn", False):
         model.set_attn_implementation("flex_attention")
-    elif model.config._attn_implementation == "sdpa" and _takes_anything(model.base_model):
+        return
+    parameters = inspect.signature(type(model.base_model).forward).parameters.values()
+    takes_anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    if model.config._attn_implementation == "sdpa" and takes_anything:
         _register_tree_sdpa()
         model.set_attn_implementation(TREE_SDPA)
 
@@ -66,56 +69,52 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
         model: Model; its configuration names the attention implementation.
         tokens, positions, ends: Arrays of a `PrefixTree`, (1, N) each.
     """
-    how = model.config._attn_implementation
-    if how == "flex_attention":
-        tokens, positions, ends = pad_to_block_size(tokens, positions, ends)
-    given = {
-        "input_ids": tokens,
-        "position_ids": positions,
-        "attention_mask": tree_mask(ends[0], how, model.dtype),
-    }
-    if how != TREE_SDPA:
-        return given
-    return given | {"tree_parts": _tree_parts(ends[0])}
-
-
-def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
-    """Returns the mask (which token attends to which) in the form that transformers takes.
-
-    Args:
-        ends: Array of a `PrefixTree`, (N,).
-        how: "sdpa" and `TREE_SDPA` (Boolean), "eager" (added to the scores) or "flex_attention".
-        dtype: Data type of the model.
-    """
     import torch
 
+    how = model.config._attn_implementation
+    parts: dict[str, Any] = {}
+    # The mask (which token attends to which) has the form that transformers takes: that of
+    # FlexAttention, Boolean, or added to the scores.
     if how == "flex_attention":
-        return _block_mask(ends)
-    _, sees = _attention_mask(Subtree(0, len(ends), ()), ends)
-    if how != "eager":
-        return sees
-    return torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        tokens, positions, ends = pad_to_block_size(tokens, positions, ends)
+        last, n = ends[0], ends.shape[1]
+
+        def is_seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            return (key <= query) & (query < last[key])
+
+        mask: Any = create_block_mask(is_seen, None, None, n, n, device=str(ends.device))
+    else:
+        _, mask = _attention_mask(Subtree(0, ends.shape[1], ()), ends[0])
+    if how == "eager":
+        closed = torch.finfo(model.dtype).min
+        mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, closed)
+    if how == TREE_SDPA:
+        # The tokens that each part of the tree reads, parts joined, and each part's mask.
+        cut = subtrees(ends[0].tolist(), 0, ends.shape[1])
+        read, masks = zip(*(_attention_mask(part, ends[0]) for part in cut), strict=True)
+        parts = {"tree_parts": (torch.cat(read), masks)}
+    return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, **parts}
 
 
-def subtrees(ends: Sequence[int], small: int = _SMALL) -> list[Subtree]:
-    """Splits a tree into parts whose tokens see only their own part and its past.
+def subtrees(
+    ends: Sequence[int],
+    start: int,
+    stop: int,
+    past: tuple[tuple[int, int], ...] = (),
+    small: int = _SMALL,
+) -> Iterator[Subtree]:
+    """Splits tokens [start, stop) of a tree into parts that see only themselves and their past.
 
     Args:
         ends: Array of a `PrefixTree`, (N,).
+        start, stop: A range of whole subtrees, all of whose tokens also attend to `past`.
         small: Size in tokens up to which subtrees stay whole and neighbours are grouped.
 
-    Returns:
-        Parts in order, which together are the whole tree.
+    Yields:
+        Parts in order, which together are the whole range.
     """
-    return list(_cut(ends, 0, len(ends), (), small))
-
-
-def _cut(
-    ends: Sequence[int], start: int, stop: int, past: tuple[tuple[int, int], ...], small: int
-) -> Iterator[Subtree]:
-    # Splits tokens [start, stop) into parts that can attend separately. Invariant: the range
-    # consists of whole subtrees, and all its tokens also attend to every range in `past`.
-    #
     #   start          child                                   stop
     #   |--- spine ----|--- subtree A ---|-- B --|---- C ------|
     #    ends == stop    siblings: never attend to each other
@@ -135,18 +134,10 @@ def _cut(
     first = child
     while child < stop:
         if child > first and ends[child] - first > small:
-            yield from _cut(ends, first, child, past, small)
+            yield from subtrees(ends, first, child, past, small)
             first = child
         child = ends[child]
-    yield from _cut(ends, first, stop, past, small)
-
-
-def _tree_parts(ends: Any) -> tuple[Any, list[Any]]:
-    """Returns the tokens that each part of a tree reads, parts joined, and each part's mask."""
-    import torch
-
-    parts = [_attention_mask(part, ends) for part in subtrees(ends.tolist())]
-    return torch.cat([tokens for tokens, _ in parts]), [mask for _, mask in parts]
+    yield from subtrees(ends, first, stop, past, small)
 
 
 def _attention_mask(part: Subtree, ends: Any) -> tuple[Any, Any]:
@@ -159,11 +150,6 @@ def _attention_mask(part: Subtree, ends: Any) -> tuple[Any, Any]:
     token = torch.arange(part.start, part.stop, device=ends.device)[:, None]
     others = torch.cat([torch.arange(*span, device=ends.device) for span in (*part.past, part[:2])])
     return others, ((others <= token) & (token < ends[others]))[None, None]
-
-
-def _takes_anything(backbone: Any) -> bool:
-    parameters = inspect.signature(type(backbone).forward).parameters.values()
-    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
 def _register_tree_sdpa() -> None:
@@ -206,11 +192,11 @@ def _tree_sdpa(
     queries = query.to(value.dtype).split(rows, 2)
     keys, values = (_states_of(read, x.to(value.dtype)).split(columns, 2) for x in (key, value))
     with torch.autocast(value.device.type, enabled=False):
-        found = [
+        parts = [
             _of_part(*states, dropout, scaling)
             for states in zip(queries, keys, values, masks, strict=True)
         ]
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
 def _states_of(tokens: Any, states: Any) -> Any:
@@ -258,17 +244,8 @@ def _multiplied(queries: Any, keys: Any, values: Any, seen: Any, scaling: float 
     closed = torch.zeros_like(seen[0], dtype=queries.dtype)
     closed = closed.masked_fill(~seen[0], torch.finfo(queries.dtype).min).repeat(1, heads[1], 1)
     scores = torch.baddbmm(closed, rows, keys[0].transpose(1, 2))
-    found = scores.softmax(-1) @ values[0]
-    return found.unflatten(1, (heads[1], -1)).flatten(0, 1)[None]
-
-
-def _block_mask(ends: Any) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def sees(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        return (key <= query) & (query < ends[key])
-
-    return create_block_mask(sees, None, None, len(ends), len(ends), device=str(ends.device))
+    attended = scores.softmax(-1) @ values[0]
+    return attended.unflatten(1, (heads[1], -1)).flatten(0, 1)[None]
 
 
 def pad_to_block_size(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any, Any]:

@@ -11,12 +11,12 @@ from importlib.resources import files
 
 def load_prompts(folder: str) -> dict[str, str]:
     """Returns the prompts of `folder` by file name without its ending, stripped."""
-    found = {
+    prompts = {
         entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8").strip()
         for entry in files(__name__).joinpath(folder).iterdir()
         if entry.name.endswith(".txt")
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(prompts.items()))
 
 
 def prompts_digest(prompts: Mapping[str, str]) -> str:

@@ -5,27 +5,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from base.errors import EndpointError
 from base.memory import out_of_memory_message
-
-
-class Handle(Protocol):
-    """The part of `openvino_genai`'s generation handle that we use."""
-
-    def get_status(self) -> Any: ...
-    def can_read(self) -> bool: ...
-    def read_all(self) -> list[Any]: ...
-    def cancel(self) -> None: ...
-
-
-class Pipeline(Protocol):
-    """The part of `openvino_genai.ContinuousBatchingPipeline` that we use."""
-
-    def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Handle: ...
-    def step(self) -> None: ...
-    def has_non_finished_requests(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,12 +39,12 @@ class BatchingThread:
     """
 
     def __init__(
-        self, pipeline: Pipeline, max_batch: int, finish: Callable[[Any], Any] = lambda out: out
+        self, pipeline: Any, max_batch: int, finish: Callable[[Any], Any] = lambda out: out
     ) -> None:
         """Starts the thread.
 
         Args:
-            pipeline: Pipeline; only this thread uses it.
+            pipeline: `openvino_genai.ContinuousBatchingPipeline`; only this thread uses it.
             max_batch: Most generations in the pipeline.
             finish: Called between two steps with each output; returns the future's result.
         """
@@ -69,7 +52,7 @@ class BatchingThread:
         self._max_batch = max_batch
         self._finish = finish
         self._waiting: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
-        self._running: dict[Generation, Handle] = {}
+        self._running: dict[Generation, Any] = {}  # with OpenVINO's handles
         self._reading: dict[bytes, Generation] = {}
         self._held: list[Generation] = []
         self._lock = threading.Lock()  # a `submit` is fully before or fully after `_end`
@@ -106,22 +89,22 @@ class BatchingThread:
         self._thread.join()
 
     def _run(self) -> None:
+        failure: EndpointError | None = None
         try:
             while self._admit():
-                self._drop_cancelled()
+                for generation in [g for g in self._running if g.output.cancelled()]:
+                    self._running.pop(generation).cancel()
                 if self._pipeline.has_non_finished_requests():
                     self._pipeline.step()
                 self._hand_out()
         except Exception as error:
-            failed = EndpointError(f"OpenVINO failed while generating: {error}", fatal=True)
-            failed.__cause__ = error
-            self._end(failed)
-            return
-        self._end(None)
+            failure = EndpointError(f"OpenVINO failed while generating: {error}", fatal=True)
+            failure.__cause__ = error
+        self._end(failure)
 
     def _admit(self) -> bool:
         """Fills the batch; sleeps while it is empty. Returns False if the thread must end."""
-        for generation in [one for one in self._held if one.prompt not in self._reading]:
+        for generation in [held for held in self._held if held.prompt not in self._reading]:
             if len(self._running) < self._max_batch:
                 self._held.remove(generation)
                 self._start(generation)
@@ -152,10 +135,6 @@ class BatchingThread:
                 raise
             _fail(generation, EndpointError(f"OpenVINO refused a request: {error}"))
 
-    def _drop_cancelled(self) -> None:
-        for generation in [g for g in self._running if g.output.cancelled()]:
-            self._running.pop(generation).cancel()
-
     def _hand_out(self) -> None:
         for prompt, generation in list(self._reading.items()):
             handle = self._running.get(generation)
@@ -178,23 +157,17 @@ class BatchingThread:
         with self._lock:
             self._closing = True
             self._ended = error or self._ended
-        for generation, handle in self._running.items():
+        for handle in self._running.values():
             handle.cancel()
-            _settle_unfinished(generation, error)
+        unfinished: list[Generation | None] = [*self._running, *self._held]
         self._running.clear()
-        for generation in self._held:
-            _settle_unfinished(generation, error)
         while not self._waiting.empty():
-            left = self._waiting.get()
-            if left is not None:
-                _settle_unfinished(left, error)
-
-
-def _settle_unfinished(generation: Generation, error: EndpointError | None) -> None:
-    if error is None:
-        generation.output.cancel()
-    else:
-        _fail(generation, error)
+            unfinished.append(self._waiting.get())
+        for generation in filter(None, unfinished):
+            if error is None:
+                generation.output.cancel()
+            else:
+                _fail(generation, error)
 
 
 def _deliver(generation: Generation, output: Any) -> None:

@@ -40,7 +40,7 @@ from weights.policy_gguf import check_embedded, ensure_gguf
 
 BATCHED_TOKENS = 256
 """Limit on tokens (prefill and decode together) per step."""
-
+_FINISH: dict[str, FinishReason] = {"STOP": "stop", "LENGTH": "length"}
 
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 """Explicit number formats. By default, OpenVINO computes in bfloat16 if the processor has it. That
@@ -96,6 +96,8 @@ class OpenVINOEngine:
         digest: Hash of weights, adapters, quantisation, tokenizer and chat template.
     """
 
+    capabilities = Capabilities(structured_output=True, json_schema=True, token_ids=True)
+
     def __init__(
         self,
         gguf: Path,
@@ -120,14 +122,6 @@ class OpenVINOEngine:
         self._nfc = False
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            structured_output=True,
-            json_schema=True,
-            token_ids=True,
-        )
-
-    @property
     def in_flight(self) -> int:
         """Generations in the batch now, without waiting ones."""
         return 0 if self._batch is None else self._batch.in_flight
@@ -150,10 +144,18 @@ class OpenVINOEngine:
         """
         if self._batch is None:
             raise EndpointError("use the embedded engine inside `async with`", fatal=True)
+        import numpy as np
+        import openvino
+
         ids = self.prompt_ids(request)
         self._reject_long(len(ids), request)
         _check_readable(request.structure)
-        return await self._draw(request, ids, self._batch)
+        started = time.monotonic()
+        seed = derived_seed(call_key(request, self.digest))
+        tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
+        future = self._batch.submit(tensor, _config(request, seed))
+        output, text = await asyncio.wrap_future(future)
+        return self._completion(request, ids, output, text, time.monotonic() - started)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
         """Returns the prompt as the model sees it: the chat template and `SampleRequest.prefix`."""
@@ -179,21 +181,8 @@ class OpenVINOEngine:
         text = replace_surrogates(text)
         if self._nfc:  # OpenVINO's tokenizer does not normalize
             text = unicodedata.normalize(NFC, text)
-        encoded = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0]
-        ids: list[int] = encoded.tolist()
-        return ids
-
-    async def _draw(
-        self, request: SampleRequest, ids: list[int], batch: BatchingThread
-    ) -> Completion:
-        import numpy as np
-        import openvino
-
-        started = time.monotonic()
-        seed = derived_seed(call_key(request, self.digest))
-        tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
-        output, text = await asyncio.wrap_future(batch.submit(tensor, _config(request, seed)))
-        return self._completion(request, ids, output, text, time.monotonic() - started)
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return list(encoded.input_ids.data[0].tolist())
 
     def _decoded(self, output: Any) -> tuple[Any, str]:
         """Returns an output with its text.
@@ -213,7 +202,7 @@ class OpenVINOEngine:
     ) -> Completion:
         ids = [int(i) for i in output.generated_ids]
         logprobs: tuple[float, ...] | None = tuple(output.generated_log_probs)
-        text, finish = written, _finish_reason(output)
+        text, finish = written, _FINISH.get(output.finish_reason.name, "unknown")
         stop = next((s for s in request.sampling.stop if s in text), None)
         if stop is not None:  # at the last token, OpenVINO says "length"
             text, finish = text.partition(stop)[0], "stop"
@@ -229,9 +218,8 @@ class OpenVINOEngine:
         return Completion(
             text=text,
             finish_reason=finish,
-            usage=Usage(
-                len(prompt), 0, len(output.generated_ids)
-            ),  # OpenVINO does not report cache hits
+            # OpenVINO does not report cache hits.
+            usage=Usage(len(prompt), 0, len(output.generated_ids)),
             reasoning=reasoning,
             raw=raw_reply(whole, finish) if reasoning else None,
             model=self.model,
@@ -243,12 +231,11 @@ class OpenVINOEngine:
         )
 
     def _reject_long(self, prompt_tokens: int, request: SampleRequest) -> None:
-        wanted = prompt_tokens + request.sampling.max_new_tokens
-        if self._context and wanted > self._context:
+        new_tokens = request.sampling.max_new_tokens
+        if self._context and prompt_tokens + new_tokens > self._context:
             raise EndpointError(
-                f"a prompt of {prompt_tokens} tokens and {request.sampling.max_new_tokens} new "
-                f"ones exceed the context of {self.model} ({self._context} tokens). Show "
-                "fewer or shorter passages"
+                f"a prompt of {prompt_tokens} tokens and {new_tokens} new ones exceed the "
+                f"context of {self.model} ({self._context} tokens). Show fewer or shorter passages"
             )
 
     def _load(self) -> Any:
@@ -293,8 +280,8 @@ def _parallel_decoders() -> int:
 
     inputs = opset13.parameter([1], np.float32)
     smallest = openvino.Model([opset13.relu(inputs)], [inputs])
-    wanted = {"NUM_STREAMS": os.cpu_count() or 1}  # OpenVINO lowers it to what it can use
-    compiled = openvino.Core().compile_model(smallest, "CPU", wanted)
+    most = {"NUM_STREAMS": os.cpu_count() or 1}  # OpenVINO lowers it to what it can use
+    compiled = openvino.Core().compile_model(smallest, "CPU", most)
     return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
 
@@ -327,10 +314,8 @@ def _config(request: SampleRequest, seed: int) -> Any:
         config.include_stop_str_in_output = True  # `_completion` searches for it
     if request.structure is not None:
         form, value = request.structure.kind, request.structure.value
-        constraint = (
-            {"regex": drop_wide_bounds(value)} if form == "regex" else {"json_schema": value}
-        )
-        config.structured_output_config = genai.StructuredOutputConfig(**constraint)
+        value = drop_wide_bounds(value) if form == "regex" else value
+        config.structured_output_config = genai.StructuredOutputConfig(**{form: value})
     return config
 
 
@@ -343,7 +328,3 @@ def _check_readable(structure: Structure | None) -> None:
             json.loads(structure.value)
     except (re.error, ValueError) as error:
         raise EndpointError(f"unreadable constraint {structure}: {error}") from error
-
-
-def _finish_reason(output: Any) -> FinishReason:
-    return {"STOP": "stop", "LENGTH": "length"}.get(output.finish_reason.name, "unknown")  # type: ignore[return-value]

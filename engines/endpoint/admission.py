@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from base.errors import BranchwiseError, EndpointError
+from engines.endpoint.retry import RetryPolicy
 
 FIRST_LIMIT = 32
 """Initial limit on calls in progress, before anything is known about the endpoint."""
@@ -20,10 +21,11 @@ _RECHECK_EVERY_S = 1.0
 class CircuitBreaker:
     """Opens after enough failures in a row; while open, allows one probe at a time.
 
-    Pauses before probes double from `first_pause_s` to at most `longest_pause_s`. Any answer
+    Pauses before probes double from `first_probe_s` to at most `longest_probe_s`. Any answer
     closes the breaker. Times are in seconds, by the caller's clock.
 
     Attributes:
+        policy: The pauses, and `patience_s`.
         is_open: Whether only probes may start.
         probe_at: Earliest start of the next probe; in the past while the breaker is closed.
         probing: Whether a probe is in progress.
@@ -31,16 +33,14 @@ class CircuitBreaker:
         given_up: Whether all calls have failed for `patience_s`.
     """
 
-    def __init__(self, first_pause_s: float, longest_pause_s: float, patience_s: float) -> None:
+    def __init__(self, policy: RetryPolicy) -> None:
+        self.policy = policy
         self.is_open = False
         self.probe_at = -math.inf
         self.probing = False
         self.fault = ""
         self.given_up = False
-        self._first_pause_s = first_pause_s
-        self._longest_pause_s = longest_pause_s
-        self.patience_s = patience_s
-        self._pause_s = first_pause_s
+        self._pause_s = policy.first_probe_s
         self._failures = 0
         self._failing_since = 0.0
         self._failed_at = -math.inf
@@ -66,29 +66,26 @@ class CircuitBreaker:
             threshold: Failures in a row that open the breaker.
             probe: Whether the probe failed, which makes the next pause longer.
         """
-        self._count(now)
+        # After a gap longer than `patience_s`, start counting from zero: no calls were made.
+        if not self._failures or now - self._failed_at > self.policy.patience_s:
+            self._failures, self._failing_since = 0, now
+        self._failures += 1
+        self._failed_at = now
+        # One or two failures are not enough evidence, however far apart they are.
+        if self._failures > 2 and now - self._failing_since >= self.policy.patience_s:
+            self.given_up = True
         self.fault = fault
         if self.is_open:
             if probe:
-                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+                self._pause_s = min(2 * self._pause_s, self.policy.longest_probe_s)
                 self.probe_at = now + self._pause_s
             return False
         if self._failures < threshold:
             return False
         self.is_open = True
-        self._pause_s = self._first_pause_s
+        self._pause_s = self.policy.first_probe_s
         self.probe_at = now + self._pause_s
         return True
-
-    def _count(self, now: float) -> None:
-        # After a gap longer than `patience_s`, start counting from zero: no calls were made.
-        if not self._failures or now - self._failed_at > self.patience_s:
-            self._failures, self._failing_since = 0, now
-        self._failures += 1
-        self._failed_at = now
-        # One or two failures are not enough evidence, however far apart they are.
-        patient = self._failures <= 2 or now - self._failing_since < self.patience_s
-        self.given_up = self.given_up or not patient
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +170,7 @@ class Admission:
     """
 
     def __init__(self, limit: AdaptiveLimit, breaker: CircuitBreaker) -> None:
-        self.before_attempt: Callable[[], None] = _let_through
+        self.before_attempt: Callable[[], None] = lambda: None
         self.held_until = -math.inf
         self._limit = limit
         self._breaker = breaker
@@ -213,8 +210,8 @@ class Admission:
         Raises:
             BranchwiseError: If `before_attempt` raises it.
         """
-        until = _now() + seconds
-        while (left := until - _now()) > 0:
+        until = loop_time() + seconds
+        while (left := until - loop_time()) > 0:
             self.before_attempt()
             await asyncio.sleep(min(left, _RECHECK_EVERY_S))
 
@@ -233,7 +230,8 @@ class Admission:
                 if refusal is not None:
                     waiter.set_exception(refusal)
                 elif self._may_start():
-                    waiter.set_result(self._take())
+                    self._breaker.probing = self._breaker.is_open
+                    waiter.set_result(self._limit.take(probe=self._breaker.is_open))
                 else:
                     self._schedule_recheck()
                     return
@@ -248,33 +246,26 @@ class Admission:
         if not self._breaker.given_up:
             return None
         return EndpointError(
-            f"{self._breaker.fault}; every call has failed for {self._breaker.patience_s:.0f} s. "
+            f"{self._breaker.fault}; every call has failed for "
+            f"{self._breaker.policy.patience_s:.0f} s. "
             "Earlier replies are stored. Once the endpoint works, rerun the same command to resume",
             fatal=True,
         )
 
     def _may_start(self) -> bool:
         free = self._limit.has_room and not self._breaker.probing
-        return free and self._opens_at() <= _now()
-
-    def _take(self) -> Slot:
-        self._breaker.probing = self._breaker.is_open
-        return self._limit.take(probe=self._breaker.is_open)
+        return free and self._opens_at() <= loop_time()
 
     def _opens_at(self) -> float:
         return max(self.held_until, self._breaker.probe_at)
 
     def _schedule_recheck(self) -> None:
         """Sets a timer if the passage of time alone will let a call start."""
-        now = _now()
-        if self._opens_at() > now:
-            when = min(self._opens_at(), now + _RECHECK_EVERY_S)
+        if self._opens_at() > loop_time():
+            when = min(self._opens_at(), loop_time() + _RECHECK_EVERY_S)
             self._recheck_timer = asyncio.get_running_loop().call_at(when, self._admit)
 
 
-def _now() -> float:
+def loop_time() -> float:
+    """Returns the event loop's time in seconds."""
     return asyncio.get_running_loop().time()
-
-
-def _let_through() -> None:
-    """Allows every call."""

@@ -1,6 +1,5 @@
 """Converts errors of the `openai` package into our own, by cause and without the key."""
 
-import asyncio
 import errno
 import json
 import math
@@ -82,23 +81,26 @@ def to_endpoint_error(
 
     if isinstance(fault, openai.APIStatusError):
         reason = reason_in(fault.response.content) or str(fault)
-        pause_s = _asked_pause_s(fault)
+        pause_s = _requested_pause_s(fault)
         return _status_in_words(fault.status_code, reason, url, secrets, key_env, pause_s)
     if isinstance(fault, ErrorInReply):
         return _status_in_words(fault.status, fault.reason, url, secrets, key_env)
-    lasting = _unusable_in_words(fault, url, secrets) or _unconnected_in_words(fault, url)
-    if lasting is not None:
-        return lasting
+    if isinstance(fault, Redirected):
+        text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, secrets)}"
+        return EndpointError(f"{text}. Redirects are not followed. {_REDIRECT_REMEDY}", fatal=True)
+    if isinstance(fault, ReplyTooLarge):  # a retry would cost as much and fail too
+        return EndpointError(f"{url} {fault}")
+    if (unconnected := _unconnected_in_words(fault, url)) is not None:
+        return unconnected
     if (cause := _broken(fault)) is not None:
-        return TransientError(EndpointError(f"the connection to {url} broke ({cause})"))
-    if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
-        return TransientError(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
-    detail = redacted(_named(fault), secrets)
-    return TransientError(EndpointError(f"{url} sent an unreadable reply ({detail})"))
-
-
-def _named(fault: Exception) -> str:
-    return str(fault) if isinstance(fault, UnreadableReply) else f"{type(fault).__name__}: {fault}"
+        text = f"the connection to {url} broke ({cause})"
+    elif isinstance(fault, openai.APITimeoutError | TimeoutError):
+        text = f"{url} did not answer in time (limits.timeout_s)"
+    else:
+        name = "" if isinstance(fault, UnreadableReply) else f"{type(fault).__name__}: "
+        detail = redacted(f"{name}{fault}", secrets)
+        text = f"{url} sent an unreadable reply ({detail})"
+    return TransientError(EndpointError(text))
 
 
 def reason_in(body: bytes) -> str:
@@ -128,16 +130,6 @@ def _reason(value: Any, depth: int = 0) -> str:
     return f"{place}: {reason}" if reason and isinstance(place, str) and place else reason
 
 
-def _unusable_in_words(fault: Exception, url: str, secrets: Collection[str]) -> Exception | None:
-    """Returns the error for a reply that a retry cannot improve; None for any other fault."""
-    if isinstance(fault, Redirected):
-        text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, secrets)}"
-        return EndpointError(f"{text}. Redirects are not followed. {_REDIRECT_REMEDY}", fatal=True)
-    if isinstance(fault, ReplyTooLarge):  # a retry would cost as much and fail too
-        return EndpointError(f"{url} {fault}")
-    return None
-
-
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
     """Returns the error if no connection was established, else None."""
     import aiohttp
@@ -148,7 +140,8 @@ def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
     if _caused_by(fault, ssl.SSLCertVerificationError):  # other TLS faults are the network's
         text = f"the TLS certificate of {url} is not trusted: set SSL_CERT_FILE, or use http"
         return EndpointError(text, fatal=True)
-    if _refused(fault):
+    # No connection was established: refused, unreachable or unknown host.
+    if _caused_by(fault, aiohttp.ClientConnectorError, ConnectionRefusedError):
         text = f"nothing answers at {url}: start the server there, or correct base_url"
         if _caused_by(fault, aiohttp.ClientProxyConnectionError):
             text = (
@@ -186,15 +179,15 @@ def _status_in_words(
     return TransientError(error, kind, pause_s)
 
 
-def _asked_pause_s(fault: Exception) -> float | None:
+def _requested_pause_s(fault: Exception) -> float | None:
     """Returns the seconds in the Retry-After header; None without a usable header."""
     response = getattr(fault, "response", None)
     if response is None:
         return None
     # Retry-After dates use the server's clock, which the header `date` reports.
     now = epoch_s(response.headers.get("date", ""))
-    asked = response.headers.get("retry-after", "")
-    return retry_after_s(asked, time.time() if now is None else now)
+    header = response.headers.get("retry-after", "")
+    return retry_after_s(header, time.time() if now is None else now)
 
 
 def _broken(fault: BaseException) -> str | None:
@@ -216,16 +209,8 @@ def _broken(fault: BaseException) -> str | None:
     return None
 
 
-def _refused(fault: BaseException) -> bool:
-    """Returns whether no connection was established: refused, unreachable or unknown host."""
-    import aiohttp
-
-    never_connected = (aiohttp.ClientConnectorError, ConnectionRefusedError)
-    return any(isinstance(cause, never_connected) for cause in _causes(fault))
-
-
-def _caused_by(fault: BaseException, kind: type[BaseException]) -> bool:
-    return any(isinstance(cause, kind) for cause in _causes(fault))
+def _caused_by(fault: BaseException, *kinds: type[BaseException]) -> bool:
+    return any(isinstance(cause, kinds) for cause in _causes(fault))
 
 
 def _causes(fault: BaseException) -> Iterator[BaseException]:

@@ -31,8 +31,8 @@ from engines.endpoint.replies import (
 from engines.endpoint.retry import RetryPolicy, once
 from engines.endpoint.server import ServerFacts, read_models
 from engines.endpoint.servers import decisive_settings, request_shape
-from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
-from engines.endpoint.usage import LazyTokenCounter
+from engines.endpoint.traffic import RequestScheduler, traffic_to
+from engines.endpoint.usage import TokenCounter
 from engines.sampling import (
     CallIdentity,
     Capabilities,
@@ -106,59 +106,50 @@ class OpenAIEngine:
         self._settings = settings
         self._shape = request_shape(settings)
         self._timeout_s = timeout_s
+        self._max_concurrency = max_concurrency
+        self._deadline_s = max(deadline_s, timeout_s)
         retry = retry or RetryPolicy()
         # One prompt that never gets a reply fails alone: all its attempts may last that long.
-        patient = replace(retry, patience_s=max(retry.patience_s, (retry.attempts + 1) * timeout_s))
-        self._bounds = TrafficSettings(max_concurrency, max(deadline_s, timeout_s), patient)
+        patience_s = max(retry.patience_s, (retry.attempts + 1) * timeout_s)
+        self._retry = replace(retry, patience_s=patience_s)
         self._on_event = on_event
         self._before_attempt = before_attempt
-        asked = settings.structured_output
-        self._form: StructuredForm = "none" if asked == "auto" else asked
-        self._counting = LazyTokenCounter(settings.weights)
+        form = settings.structured_output
+        self._form: StructuredForm = "none" if form == "auto" else form
+        self._counter = TokenCounter(settings.weights)
         self._accepted = False  # whether the endpoint accepted the last call
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
-        self._known_as = known_as or settings.model
+        self.model = known_as or settings.model
         decisive = (self._url, settings.model, *decisive_settings(settings))
-        self._digest = digest or blake2b("\n".join(decisive).encode(), digest_size=8).hexdigest()
-
-    @property
-    def model(self) -> str:
-        return self._known_as
-
-    @property
-    def digest(self) -> str:
-        return self._digest
+        self.digest = digest or blake2b("\n".join(decisive).encode(), digest_size=8).hexdigest()
 
     @property
     def capabilities(self) -> Capabilities:
         vllm = self._form == "vllm"
-        return Capabilities(
-            structured_output=vllm,
-            json_schema=self._form != "none",
-            token_ids=vllm,
-        )
+        return Capabilities(vllm, json_schema=self._form != "none", token_ids=vllm)
 
     async def __aenter__(self) -> Self:
         self._client = new_client(
-            self._settings,
-            concurrency=self._bounds.max_concurrency,
-            timeout_s=self._timeout_s,
+            self._settings, concurrency=self._max_concurrency, timeout_s=self._timeout_s
         )
-        self._traffic = traffic_to(self._url, self._bounds)
+        self._traffic = traffic_to(self._url, self._max_concurrency, self._deadline_s, self._retry)
         self._traffic.on_event = self._on_event or self._traffic.on_event
         admission = self._traffic.admission
         admission.before_attempt = self._before_attempt or admission.before_attempt
         try:
             if self._settings.structured_output == "auto":
-                self._form = await self._form_of_server()
+                facts = await self._server()
+                self._form = "none" if facts is None else facts.form
         except BaseException:
-            await self._close()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._close()
+        client, self._client, self._traffic = self._client, None, None
+        if client is not None:
+            await client.close()
 
     async def check(self) -> None:
         """Preflight: checks that the endpoint answers, accepts the key and has the model.
@@ -202,7 +193,7 @@ class OpenAIEngine:
         revoked during a run.
         """
         try:
-            drawn = await self._attempt(request)
+            completion = await self._attempt(request)
         except ForbiddenError as error:
             if self._accepted:
                 self._accepted = False
@@ -211,7 +202,7 @@ class OpenAIEngine:
                 self._accepted = True
             raise error.for_prompt from None
         self._accepted = True
-        return drawn
+        return completion
 
     async def _attempt(self, request: SampleRequest) -> Completion:
         if request.tokens or request.prefix:
@@ -220,11 +211,11 @@ class OpenAIEngine:
         begin = time.perf_counter()
         reply = await self._with_timeout(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin
-        said = self._read(reply, request, latency_s)
-        if said.usage.basis != "reported" and not self._counting.settled:
-            await self._counting.load_tokenizer(self._tell_usage)
-            said = self._read(reply, request, latency_s)
-        return said
+        completion = self._read(reply, request, latency_s)
+        if completion.usage.basis != "reported" and not self._counter.settled:
+            await self._counter.load_tokenizer(self._log_basis)
+            completion = self._read(reply, request, latency_s)
+        return completion
 
     def _body(self, request: SampleRequest) -> dict[str, Any]:
         model, thinking = self._settings.model, self._settings.thinking
@@ -246,10 +237,10 @@ class OpenAIEngine:
         reply = await self._with_timeout(self._posted("/completions", body))
         latency_s = time.perf_counter() - begin
         try:
-            drawn = read_ids_reply(reply, request, tuple(prompt), url=url, model=model)
+            completion = read_ids_reply(reply, request, tuple(prompt), url=url, model=model)
         except UnreadableReply as fault:
             raise self._in_words(fault) from None
-        return replace(drawn, latency_s=latency_s)
+        return replace(completion, latency_s=latency_s)
 
     async def _encoded(self, body: dict[str, Any]) -> list[int]:
         reply = await self._posted(f"{self._root}/tokenize", body)
@@ -265,7 +256,7 @@ class OpenAIEngine:
                 request,
                 model=self._settings.model,
                 latency_s=latency_s,
-                counter=self._counting.counter,
+                counter=self._counter,
                 rule=self._reasoning_rule,
                 longest=longest_text(request.sampling.max_new_tokens),
             )
@@ -280,10 +271,10 @@ class OpenAIEngine:
         is_off = self._shape.switches_thinking_off or (self._form == "vllm" and not thinking)
         return "reply" if is_off else "drop"
 
-    def _tell_usage(self, rests_on: str) -> None:
+    def _log_basis(self, basis: str) -> None:
         if self._on_event is not None:
             self._on_event(
-                f"{self._url} reports no usable token counts for {self._known_as}: {rests_on}; "
+                f"{self._url} reports no usable token counts for {self.model}: {basis}; "
                 "limits and costs use these counts"
             )
 
@@ -307,9 +298,6 @@ class OpenAIEngine:
             # The client's own timeout is per read: a slow trickle of bytes would never exceed it.
             async with asyncio.timeout(timeout_s or self._timeout_s):
                 reply = await call
-        except openai.NotFoundError:
-            self._reached()
-            raise await self._not_found() from None
         except (
             openai.OpenAIError,
             aiohttp.ClientError,
@@ -321,6 +309,8 @@ class OpenAIEngine:
         ) as fault:
             if isinstance(fault, openai.APIStatusError):
                 self._reached()
+            if isinstance(fault, openai.NotFoundError):
+                raise await self._not_found() from None
             raise self._in_words(fault) from None
         self._reached()
         return reply
@@ -334,41 +324,35 @@ class OpenAIEngine:
         return to_endpoint_error(fault, url=self._url, secrets=secrets, key_env=env)
 
     async def _not_found(self) -> EndpointError:
-        asked, facts = self._settings.model, await self._server()
+        model, facts = self._settings.model, await self._server()
         if facts is None:
             text = f"{self._url} answered 404: base_url is wrong (it usually ends in /v1)"
-        elif asked in facts.models:
-            text = f"{self._url} lists the model {asked!r} but answered 404 for it"
+        elif model in facts.models:
+            text = f"{self._url} lists the model {model!r} but answered 404 for it"
         else:
             text = (
-                f"{self._url} does not serve the model {asked!r}. "
+                f"{self._url} does not serve the model {model!r}. "
                 f"Available models: {facts.models_shown}"
             )
         return EndpointError(text, fatal=True)
 
-    async def _form_of_server(self) -> StructuredForm:
-        facts = await self._server()
-        return facts.form if facts is not None else "none"
-
     async def _server(self) -> ServerFacts | None:
         """Returns the server's facts about itself; None if it does not list its models."""
-        return read_models(await once(partial(self._get, "/models")))
+        timeout_s = min(self._timeout_s, _PREFLIGHT_TIMEOUT_S)
+        return read_models(await once(lambda: self._with_timeout(self._models(), timeout_s)))
 
-    async def _get(self, path: str) -> Any:
-        """Returns the JSON at `path`; None if the server does not have it, or not for this key."""
+    async def _models(self) -> Any:
+        """Returns the JSON at `/models`; None if the server lacks it, or refuses it to this key."""
         import httpx2
         import openai
 
-        async def fetched() -> Any:
-            try:
-                page = await self._connected().get(path, cast_to=httpx2.Response)
-            except openai.APIStatusError as fault:
-                if fault.status_code in _NO_SUCH_PATH:
-                    return None
-                raise
-            return parse_body(page.content, page.headers.get("content-type", ""))
-
-        return await self._with_timeout(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
+        try:
+            page = await self._connected().get("/models", cast_to=httpx2.Response)
+        except openai.APIStatusError as fault:
+            if fault.status_code in _NO_SUCH_PATH:
+                return None
+            raise
+        return parse_body(page.content, page.headers.get("content-type", ""))
 
     def _require(self, request: SampleRequest) -> None:
         """Rejects requests that this endpoint cannot serve."""
@@ -378,14 +362,11 @@ class OpenAIEngine:
             raise EndpointError(
                 f"{text} (engine: vllm, or engine: openai with structured_output: vllm)", fatal=True
             )
-        structure = request.structure
-        if structure is None:
-            return
-        if not (can.structured_output if structure.kind == "regex" else can.json_schema):
-            text = (
-                f"{self._url} does not support {structure.kind} constraints. Set structured_output"
+        supported = {"regex": can.structured_output, "json_schema": can.json_schema}
+        if request.structure is not None and not supported[kind := request.structure.kind]:
+            raise EndpointError(
+                f"{self._url} does not support {kind} constraints. Set structured_output"
             )
-            raise EndpointError(text)
 
     def _connected(self) -> "AsyncOpenAI":
         if self._client is None:
@@ -394,8 +375,3 @@ class OpenAIEngine:
 
     def _is_closed(self) -> EndpointError:
         return EndpointError(f"the engine for {self._url} is closed: use it in `async with`")
-
-    async def _close(self) -> None:
-        client, self._client, self._traffic = self._client, None, None
-        if client is not None:
-            await client.close()

@@ -14,7 +14,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from base.errors import EndpointError
-from engines.endpoint.admission import AdaptiveLimit, Admission, CircuitBreaker, Slot
+from engines.endpoint.admission import AdaptiveLimit, Admission, CircuitBreaker, Slot, loop_time
 from engines.endpoint.retry import RetryBudget, RetryPolicy, TransientError
 
 T = TypeVar("T")
@@ -23,21 +23,6 @@ LONG_PAUSE_S = 30.0
 """Requested pauses at least this long are logged."""
 _FEWEST_TO_OPEN, _MOST_TO_OPEN = 8, 20
 """Bounds on the failures in a row that open the breaker (twice the limit on calls)."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficSettings:
-    """Limits on the calls to an endpoint.
-
-    Attributes:
-        max_concurrency: Most calls in progress at once.
-        deadline_s: Seconds from a call's first attempt, including retries and waits.
-        retry: Retry policy.
-    """
-
-    max_concurrency: int
-    deadline_s: float
-    retry: RetryPolicy
 
 
 @dataclass(slots=True)
@@ -65,16 +50,24 @@ class RequestScheduler:
         admission: Queue of waiting calls.
     """
 
-    def __init__(self, url: str, settings: TrafficSettings) -> None:
-        retry = settings.retry
+    def __init__(
+        self, url: str, max_concurrency: int, deadline_s: float, retry: RetryPolicy
+    ) -> None:
+        """Makes no call yet.
+
+        Args:
+            max_concurrency: Most calls in progress at once.
+            deadline_s: Seconds from a call's first attempt, including retries and waits.
+        """
         self.reached = False
-        self.on_event: Callable[[str], None] = _ignore_event
-        self.limit = AdaptiveLimit(settings.max_concurrency)
-        self._breaker = CircuitBreaker(retry.first_probe_s, retry.longest_probe_s, retry.patience_s)
+        self.on_event: Callable[[str], None] = lambda _: None
+        self.limit = AdaptiveLimit(max_concurrency)
+        self._breaker = CircuitBreaker(retry)
         self.admission = Admission(self.limit, self._breaker)
         self._url = url
-        self._settings = settings
-        self._budget = RetryBudget(retry, burst=max(10, settings.max_concurrency))
+        self._deadline_s = deadline_s
+        self._retry = retry
+        self._budget = RetryBudget(retry, burst=max(10, max_concurrency))
         self._orders = itertools.count()
         self._jitter = random.Random()
 
@@ -88,7 +81,7 @@ class RequestScheduler:
         call = _Call(next(self._orders))
         slot = await self.admission.acquire(call.order)
         try:
-            async with asyncio.timeout(self._settings.deadline_s):
+            async with asyncio.timeout(self._deadline_s):
                 return await self._sent(call, slot, attempt), call.attempts
         except TimeoutError:
             overdue = self._overdue(call)
@@ -126,7 +119,6 @@ class RequestScheduler:
         #   refused         +1           +1                  -                         -
         #   trouble         +1           +1                 +1                        -1
         # Rejections cost the server nothing, so only kind "trouble" is limited.
-        retry = self._settings.retry
         if fault.kind == "refused" and not self.reached:
             raise fault.error from None
         call.faults += 1
@@ -136,16 +128,17 @@ class RequestScheduler:
             call.order = next(self._orders)
         # Jitter spreads the retries of calls that a server rejected together. It is not needed if
         # the server sent Retry-After, because `_hold` delays all calls then.
-        pause_s = 0.0 if fault.retry_after_s else retry.jitter_s(call.faults, self._jitter)
+        pause_s = 0.0 if fault.retry_after_s else self._retry.jitter_s(call.faults, self._jitter)
         if fault.kind != "trouble":
             return pause_s
         call.failures += 1
-        if call.failures >= retry.attempts:
-            raise _with_attempts(fault.error, call.attempts) from None
-        return max(pause_s, self._budget.take(_now()))
+        if call.failures >= self._retry.attempts:
+            attempts = f" ({call.attempts} attempts)" if call.attempts > 1 else ""
+            raise EndpointError(f"{fault.error}{attempts}", fatal=fault.error.fatal) from None
+        return max(pause_s, self._budget.take(loop_time()))
 
     def _answered(self) -> None:
-        failed_for_s = self._breaker.record_success(_now())
+        failed_for_s = self._breaker.record_success(loop_time())
         if failed_for_s is not None:
             self.on_event(f"{self._url} recovered after {failed_for_s:.0f} s; resuming")
 
@@ -161,57 +154,44 @@ class RequestScheduler:
 
     def _count_failure(self, fault: str, *, probe: bool = False) -> None:
         threshold = min(max(2 * self.limit.limit, _FEWEST_TO_OPEN), _MOST_TO_OPEN)
-        if self._breaker.record_failure(fault, _now(), threshold, probe=probe):
-            patience_s = self._settings.retry.patience_s
+        if self._breaker.record_failure(fault, loop_time(), threshold, probe=probe):
             self.on_event(
-                f"{fault}; all calls are paused for up to {patience_s:.0f} s, until the endpoint "
-                "recovers"
+                f"{fault}; all calls are paused for up to {self._retry.patience_s:.0f} s, until "
+                "the endpoint recovers"
             )
 
     def _hold(self, fault: TransientError) -> None:
         """Delays all calls until the server accepts them."""
         if not fault.retry_after_s:
             return
-        now = _now()
-        pause_s = min(fault.retry_after_s, self._settings.retry.longest_retry_after_s)
-        if pause_s >= LONG_PAUSE_S and self.admission.held_until <= now:
+        pause_s = min(fault.retry_after_s, self._retry.longest_retry_after_s)
+        if pause_s >= LONG_PAUSE_S and self.admission.held_until <= loop_time():
             self.on_event(f"{fault}; the server requested a pause. Calls resume in {pause_s:.0f} s")
         # Up to 10% later, so that processes do not resume at the same time.
-        until = now + pause_s * (1.0 + 0.1 * self._jitter.random())
+        until = loop_time() + pause_s * (1.0 + 0.1 * self._jitter.random())
         self.admission.held_until = max(self.admission.held_until, until)
 
     def _overdue(self, call: _Call) -> EndpointError:
         last = call.last_fault or f"{self._url} did not answer in time"
         attempts = f", {call.attempts} attempts" if call.attempts > 1 else ""
-        text = f"{last} (limits.deadline_s of {self._settings.deadline_s:g} s exceeded{attempts})"
+        text = f"{last} (limits.deadline_s of {self._deadline_s:g} s exceeded{attempts})"
         return EndpointError(text, attempts=call.attempts)
 
 
-def traffic_to(url: str, settings: TrafficSettings) -> RequestScheduler:
+def traffic_to(
+    url: str, max_concurrency: int, deadline_s: float, retry: RetryPolicy
+) -> RequestScheduler:
     """Returns the traffic to `url`, shared by all its current users in the same event loop.
 
-    So policy and judge at one endpoint share its limit, pauses and breaker.
+    So policy and judge at one endpoint share its limit, pauses and breaker, if their bounds are
+    equal.
     """
-    key = (asyncio.get_running_loop(), url, settings)
+    key = (asyncio.get_running_loop(), url, max_concurrency, deadline_s, retry)
     traffic = _shared.get(key)
     if traffic is None:
-        traffic = _shared[key] = RequestScheduler(url, settings)
+        traffic = _shared[key] = RequestScheduler(url, max_concurrency, deadline_s, retry)
     return traffic
 
 
-_Key = tuple[asyncio.AbstractEventLoop, str, TrafficSettings]
+_Key = tuple[asyncio.AbstractEventLoop, str, int, float, RetryPolicy]
 _shared: WeakValueDictionary[_Key, RequestScheduler] = WeakValueDictionary()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def _ignore_event(_: str) -> None:
-    """Ignores an event."""
-
-
-def _with_attempts(error: EndpointError, attempts: int) -> EndpointError:
-    if attempts == 1:
-        return error
-    return EndpointError(f"{error} ({attempts} attempts)", fatal=error.fatal)

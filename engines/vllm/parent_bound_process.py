@@ -25,8 +25,8 @@ LOOK_EVERY_S = 0.05
 
 def main() -> int:
     """Runs the command (see module)."""
-    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(one, lambda number, _: sys.exit(128 + number))
+    for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     child = subprocess.Popen(
         sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
     )
@@ -47,13 +47,13 @@ def _follow_owner(group: int) -> None:
 def _end(group: int) -> None:
     """Stops every process of a group; returns when none is left or all were killed."""
     deadline = time.monotonic() + GRACE_S
-    wanted = signal.SIGTERM
-    while _sent(group, wanted):
+    number = signal.SIGTERM
+    while _sent(group, number):
         while _sent(group, 0) and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S)
-        if wanted == signal.SIGKILL:
+        if number == signal.SIGKILL:
             return  # remaining processes are dead, but not yet reaped
-        wanted = signal.SIGKILL
+        number = signal.SIGKILL
 
 
 def _sent(group: int, number: int) -> bool:

@@ -71,26 +71,26 @@ class VllmServer:
 
     def __init__(
         self,
-        command: Callable[[int], Sequence[str]],
+        command: Sequence[str],
         environment: Mapping[str, str],
         log_file: Path,
         *,
         model: str,
-        port: int | None = None,
+        port: int,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Chooses the port and builds the command; entering the block starts the server.
+        """Starts nothing; entering the block does.
 
         Args:
-            command: Function that returns the server's command for a port.
+            command: The server's command, for `port`.
             environment: Complete environment of the server.
             log_file: File for the server's output; missing folders are created.
             model: Model name in requests.
-            port: Port to listen on; None for a free one.
+            port: Port that the server listens on.
             log: Callback for messages about the server's start; defaults to the log.
         """
-        self._port = port or free_port()
-        self._command = [str(word) for word in command(self._port)]
+        self._port = port
+        self._command = list(command)
         self._environment = dict(environment)
         self._log = log or _log.info
         self._deaths: deque[float] = deque()

@@ -102,17 +102,18 @@ def prepare_weights(
         StorageError: If the cache cannot be written.
     """
     files = served_files(settings.model)
-    given = _room_for(rank) if rank else 0
-    if given is None:
+    runtime_rank = _room_for(rank) if rank else 0
+    if runtime_rank is None:
         raise ConfigError(f"LoRA rank {rank} exceeds vLLM's limit of {RANKS[-1]}. Choose a lower r")
     if files is None:
-        return Served(settings.model, settings.model, rank=given)
-    last = files.adapters[-1] if files.adapters and not given else None
-    own = _lora_rank(last) if last is not None else None
-    below = replace(files, adapters=files.adapters[:-1]) if own else files
-    folder = _safetensors(below, log)
-    adapter = last if own else None
-    return Served(served_name(settings), str(folder), adapter, own or given, _context(folder))
+        return Served(settings.model, settings.model, rank=runtime_rank)
+    name, adapter, lora_rank = served_name(settings), None, None
+    if files.adapters and not runtime_rank:
+        lora_rank = _lora_rank(files.adapters[-1])
+    if lora_rank:
+        adapter, files = files.adapters[-1], replace(files, adapters=files.adapters[:-1])
+    folder = _safetensors(files, log)
+    return Served(name, str(folder), adapter, lora_rank or runtime_rank, _context(folder))
 
 
 def _lora_rank(adapter: Path) -> int | None:

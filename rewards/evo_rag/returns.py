@@ -10,70 +10,15 @@ which does not depend on the schedule. A node's reward is the weighted sum.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from agent.state import State, Step
-from rewards.evo_rag.schedule import weights
-from rewards.evo_rag.steps import Gold, Rewards, Similarity, step_rewards
+from agent.state import State
+from rewards.evo_rag.steps import EpisodeRewards, Gold, Rewards
 from rewards.labels import Label
-from rewards.outcome import Outcome
-from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import NO_PARENT, Component, TreeNode
 
 RETURN = "_return"
 """Suffix of the components that are sums over a step and all later ones."""
-
-Parts = Mapping[str, float | None]
-
-
-@dataclass(frozen=True)
-class EpisodeRewards:
-    """The seven rewards under a recipe's settings and its budget.
-
-    Attributes:
-        horizon: T_max of the weights' progress t / T_max, in policy calls.
-        similarity: Similarity of sub-queries.
-        verified: Whether a verifier judges refusals, so that a refusal without a verdict lacks a
-            reward; otherwise the gold documents decide.
-    """
-
-    settings: EvoRagSettings
-    horizon: int
-    similarity: Similarity
-    verified: bool = False
-
-    def raw(self, steps: Sequence[Step], gold: Gold, verdict: bool | None) -> Rewards:
-        """Returns the raw rewards of the last of `steps`, unweighted."""
-        return step_rewards(
-            steps,
-            gold,
-            self.settings,
-            horizon=self.horizon,
-            similarity=self.similarity,
-            verdict=verdict,
-            verified=self.verified,
-        )
-
-    def weighted(self, raw: Rewards, t: int) -> dict[str, float | None]:
-        """Returns w_k(t) · r_k of a step; t is its 0-based index."""
-        scale = weights(self.settings, t / self.horizon)
-        return {name: _times(scale[name], raw[name]) for name in REWARDS}
-
-    def episode(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> Outcome:
-        """Returns Σ_t w_t · r_t of a whole trajectory and of each reward; None adds nothing.
-
-        Args:
-            verdict: Verdict of the verifier on the last step.
-        """
-        total = 0.0
-        parts: dict[str, float] = dict.fromkeys(REWARDS, 0.0)
-        for end in range(1, len(steps) + 1):
-            raw = self.raw(steps[:end], gold, verdict if end == len(steps) else None)
-            weighted = self.weighted(raw, end - 1)
-            total += sum(value or 0.0 for value in weighted.values())
-            parts = {name: parts[name] + (weighted[name] or 0.0) for name in REWARDS}
-        return Outcome(total, parts)
 
 
 def label_returns(
@@ -95,95 +40,65 @@ def label_returns(
     Returns:
         One label per node, in the same order; `n_outcomes` counts the finished trajectories.
     """
-    tree = _Returns(nodes, states, gold, rewards)
-    return [tree.label(place) for place in range(len(nodes))]
-
-
-class _Returns:
-    """Own rewards and returns of every node, from the leaves up."""
-
-    def __init__(
-        self,
-        nodes: Sequence[TreeNode],
-        states: Sequence[State],
-        gold: Gold,
-        rewards: EpisodeRewards,
-    ) -> None:
-        self._nodes = nodes
-        places = {node.node_id: place for place, node in enumerate(nodes)}
-        self._children: dict[int, list[int]] = defaultdict(list)
-        self._raw: dict[int, Rewards] = {}
-        self._weighted: dict[int, Parts] = {}
-        for place, (node, state) in enumerate(zip(nodes, states, strict=True)):
-            if node.parent_id == NO_PARENT:
-                continue
-            self._children[places[node.parent_id]].append(place)
-            self._raw[place] = rewards.raw(state.steps, gold, node.verdict)
-            if node.action == "search" and node.terminal:  # it reached the token limit unserved
-                self._raw[place] = {**self._raw[place], "retrieval": None}
-            self._weighted[place] = rewards.weighted(self._raw[place], node.depth - 1)
-        self._outcomes: dict[int, int] = {}
-        self._raw_return: dict[int, Parts] = {}
-        self._weighted_return: dict[int, Parts] = {}
-        for place in sorted(range(len(nodes)), key=lambda place: -nodes[place].depth):
-            self._compute_return(place)
-
-    def _compute_return(self, place: int) -> None:
-        # R(n) = own(n) + sum(N_c * R(c)) / sum(N_c) over children c that lead to a finished
-        # trajectory. Nodes are processed deepest first, so children are done. Per component: if own
-        # is None, R is None; a child whose R is None drops out of the mean together with its
-        # visits.
-        node = self._nodes[place]
-        below = [child for child in self._children[place] if self._outcomes[child]]
+    labels: dict[int, Label] = {}
+    raw_returns: dict[int, Rewards] = {}
+    children: dict[int, list[TreeNode]] = defaultdict(list)
+    # Deepest first, so that children are labelled before their parents.
+    pairs = zip(nodes, states, strict=True)
+    for node, state in sorted(pairs, key=lambda pair: -pair[0].depth):
+        if node.parent_id == NO_PARENT:
+            labels[node.node_id] = Label(None, 0)
+            continue
+        children[node.parent_id].append(node)
+        raw = rewards.raw(state.steps, gold, node.verdict)
+        if node.action == "search" and node.terminal:  # it reached the token limit unserved
+            raw = {**raw, "retrieval": None}
+        below = [child for child in children[node.node_id] if labels[child.node_id].n_outcomes]
+        n_outcomes = sum(labels[child.node_id].n_outcomes for child in below)
         if node.terminal:
-            self._outcomes[place] = int(node.action != "invalid")
-        else:
-            self._outcomes[place] = sum(self._outcomes[child] for child in below)
-        if node.parent_id == NO_PARENT or not self._outcomes[place]:
-            return
-        visits = [max(self._nodes[child].visits, 1) for child in below]
-        for own, returns in (
-            (self._raw[place], self._raw_return),
-            (self._weighted[place], self._weighted_return),
-        ):
-            after = [returns[child] for child in below]
-            returns[place] = {
-                name: _step_return(own[name], after, visits, name) for name in REWARDS
-            }
-
-    def label(self, place: int) -> Label:
-        if place not in self._weighted_return:
-            earned = self._raw.get(place, {})
-            return Label(None, 0, tuple(Component(name=k, value=v) for k, v in earned.items()))
-        own, total = self._raw[place], self._raw_return[place]
-        weighted = self._weighted_return[place]
-        return Label(
+            n_outcomes = int(node.action != "invalid")
+        if not n_outcomes:
+            labels[node.node_id] = Label(None, 0, _components(raw))
+            continue
+        visits = [max(child.visits, 1) for child in below]
+        later = [raw_returns[child.node_id] for child in below]
+        raw_returns[node.node_id] = _returns(raw, later, visits)
+        later = [labels[child.node_id].weighted for child in below]
+        weighted = _returns(rewards.weighted(raw, node.depth - 1), later, visits)
+        labels[node.node_id] = Label(
             reward=sum(value for value in weighted.values() if value is not None),
-            n_outcomes=self._outcomes[place],
-            components=tuple(
-                Component(name=f"{name}{ending}", value=parts[name])
-                for parts, ending in ((own, ""), (total, RETURN))
-                for name in REWARDS
-            ),
+            n_outcomes=n_outcomes,
+            components=_components(raw) + _components(raw_returns[node.node_id], RETURN),
             weighted=weighted,
         )
+    return [labels[node.node_id] for node in nodes]
+
+
+def _components(parts: Rewards, suffix: str = "") -> tuple[Component, ...]:
+    return tuple(Component(name=f"{name}{suffix}", value=value) for name, value in parts.items())
+
+
+def _returns(step: Rewards, later: Sequence[Rewards], visits: Sequence[int]) -> Rewards:
+    """Returns R(n) = r(n) + Σ N_c · R(c) / Σ N_c over children c, per component.
+
+    Args:
+        step: Rewards r of the step n; a component of None stays None.
+        later: Returns of the children that lead to a finished trajectory. A child whose component
+            is None drops out of its mean together with its visits; if all do, the sum is None.
+        visits: Visits of these children.
+    """
+    return {
+        name: _step_return(value, [parts[name] for parts in later], visits)
+        for name, value in step.items()
+    }
 
 
 def _step_return(
-    own: float | None, after: Sequence[Parts], visits: Sequence[int], name: str
+    value: float | None, later: Sequence[float | None], visits: Sequence[int]
 ) -> float | None:
-    """Returns the own value plus the visit-weighted mean of the later ones; None if either is."""
-    if own is None or not after:
-        return own
-    known = [
-        (value, n)
-        for parts, n in zip(after, visits, strict=True)
-        if (value := parts[name]) is not None
-    ]
+    if value is None or not later:
+        return value
+    known = [(part, n) for part, n in zip(later, visits, strict=True) if part is not None]
     if not known:
         return None
-    return own + sum(value * n for value, n in known) / sum(n for _, n in known)
-
-
-def _times(weight: float, value: float | None) -> float | None:
-    return None if value is None else weight * value
+    return value + sum(part * n for part, n in known) / sum(n for _, n in known)

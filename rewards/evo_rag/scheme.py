@@ -5,11 +5,11 @@ from functools import cache, cached_property
 
 from agent.state import State
 from base.text import digest_of
-from retrieval.similarity import QuerySimilarity
-from rewards.evo_rag.returns import EpisodeRewards, label_returns
+from retrieval.encoder import QuerySimilarity
+from rewards.evo_rag.returns import label_returns
 from rewards.evo_rag.schedule import Weights, weights
-from rewards.evo_rag.steps import Gold
-from rewards.judges import Verifier, verifier_prompt_hash
+from rewards.evo_rag.steps import EpisodeRewards, Gold
+from rewards.judges import judge_evidence, verifier_prompt_hash
 from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.scheme import NodeEvaluation, RewardScheme
@@ -53,10 +53,10 @@ class EvoRag(RewardScheme):
             )
 
     def inputs(self) -> dict[str, str]:
-        found = {"query_encoder": digest_of(query_similarity().identity)}
+        digests = {"query_encoder": digest_of(query_similarity().identity)}
         if self.recipe.verifier is not None:
-            found["verifier_prompts"] = verifier_prompt_hash()
-        return found
+            digests["verifier_prompts"] = verifier_prompt_hash()
+        return digests
 
     def describe(self) -> str:
         always = {"schedule": self.settings.schedule, "stage": self.settings.stage}
@@ -70,20 +70,16 @@ class EvoRag(RewardScheme):
         return self.rewards.episode(state.steps, Gold.of(question))
 
     async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
-        if self.verifier is None or self.recipe.verifier is None or not self._open(state):
+        # A refusal before any search is wrong in any case, unless `early_refusal` is `judged`.
+        has_searched = any(step.action.kind == "search" for step in state.steps)
+        is_open = state.refused and (has_searched or self.settings.early_refusal == "judged")
+        if self.verifier is None or self.recipe.verifier is None or not is_open:
             return await super().finished(question, state, path)
-        asked = Verifier(self.verifier, self.recipe.verifier, self.recipe.seed)
-        verdict = await asked.judge_evidence(question, state, path)
-        whole = self.rewards.episode(state.steps, Gold.of(question), verdict)
-        return NodeEvaluation(whole.total, verdict=verdict)
-
-    def _open(self, state: State) -> bool:
-        """Returns whether the evidence decides on a refusal.
-
-        A refusal before any search is wrong in any case, unless `early_refusal` is `judged`.
-        """
-        judged = self.settings.early_refusal == "judged"
-        return state.refused and (judged or any(s.action.kind == "search" for s in state.steps))
+        verdict = await judge_evidence(
+            self.verifier, self.recipe.verifier, question, state, path, seed=self.recipe.seed
+        )
+        outcome = self.rewards.episode(state.steps, Gold.of(question), verdict)
+        return NodeEvaluation(outcome.total, verdict=verdict)
 
     def labels(
         self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]

@@ -1,4 +1,4 @@
-"""EVO-RAG's seven step rewards (section 3.2), unweighted.
+"""EVO-RAG's seven step rewards (section 3.2), and their weighted sum over an episode.
 
 Each is a small pure function of the steps before (`StepContext`), the step itself, and the gold
 (`Gold`). t is the 0-based index of the policy call, BACKTRACK included, and is never reset;
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from agent.evo_rag import live_searches
 from agent.state import Step
 from rewards.answers import exact_match, f1
-from rewards.settings import EvoRagSettings, RewardName
+from rewards.evo_rag.schedule import weights
+from rewards.outcome import Outcome
+from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import Question
 
 EARLY = 0.3
@@ -23,8 +25,8 @@ EARLY = 0.3
 Similarity = Callable[[str, Sequence[str]], float]
 """(query, other queries) → the largest cosine of their embeddings, in [-1, 1]."""
 
-Rewards = Mapping[RewardName, float | None]
-"""Raw value by name; None if unknown, so that every sum leaves it out."""
+Rewards = Mapping[str, float | None]
+"""Value by name, of all seven; None if unknown, so that every sum leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,10 @@ def retrieval_bonus(
         return -1.0 if unanswerable_missed else None
     if gold.documents is None:
         return None
-    found = gold.documents & {passage.id for passage in step.passages}
-    if not found:
+    hits = gold.documents & {passage.id for passage in step.passages}
+    if not hits:
         return -1.0
-    return 1.0 if not novel or found - before.retrieved else 0.0
+    return 1.0 if not novel or hits - before.retrieved else 0.0
 
 
 def sub_query_overlap(
@@ -160,11 +162,6 @@ def sufficient_by_gold(before: StepContext, gold: Gold) -> bool | None:
     return None if gold.documents is None else gold.documents <= before.context
 
 
-def step_cost(value: float = -1.0) -> float:
-    """r_step: the same for every step (section 3.2 also tried −0.5 and −2)."""
-    return value
-
-
 def answer_correctness(step: Step, gold: Gold) -> float:
     """r_ans = ½ (EM + F1) of an ANSWER, in [0, 1]; 0 for other actions.
 
@@ -173,49 +170,74 @@ def answer_correctness(step: Step, gold: Gold) -> float:
     """
     if step.action.kind != "answer" or not gold.answerable:
         return 0.0
-    said = step.action.content
-    return 0.5 * (exact_match(said, gold.answers) + f1(said, gold.answers))
+    answer = step.action.content
+    return 0.5 * (exact_match(answer, gold.answers) + f1(answer, gold.answers))
 
 
-def step_rewards(
-    steps: Sequence[Step],
-    gold: Gold,
-    settings: EvoRagSettings,
-    *,
-    horizon: int,
-    similarity: Similarity,
-    verdict: bool | None = None,
-    verified: bool = False,
-) -> Rewards:
-    """Returns all seven rewards of the last of `steps`.
+@dataclass(frozen=True)
+class EpisodeRewards:
+    """The seven rewards under a recipe's settings and its budget.
 
-    Args:
-        steps: Trajectory up to and including the step to judge.
-        horizon: T of p(t) = t / T, in policy calls.
-        verdict: Verdict on whether the evidence suffices; None without one.
-        verified: Whether a verifier is used; otherwise the gold documents decide.
+    Attributes:
+        horizon: T_max of the progress p = t / T_max, in policy calls.
+        similarity: Similarity of sub-queries.
+        verified: Whether a verifier judges refusals, so that a refusal without a verdict lacks a
+            reward; otherwise the gold documents decide.
     """
-    step, before = steps[-1], StepContext.of(steps[:-1])
-    overlap = sub_query_overlap(
-        step, before, similarity, negative_earns=settings.negative_cosine == "earns"
-    )
-    known = verdict if verified else sufficient_by_gold(before, gold)
-    return {
-        "retrieval": retrieval_bonus(
-            step,
-            before,
-            gold,
-            novel=settings.retrieval_bonus == "novel",
-            unanswerable_missed=settings.unanswerable_search == "missed",
-        ),
-        "action": retrieval_action(
-            step, before.t / horizon, overlap, threshold=settings.overlap_threshold
-        ),
-        "overlap": overlap,
-        "backtrack": backtrack_penalty(step),
-        "refusal": refusal_reward(
-            step, before, sufficient=known, early_wrong=settings.early_refusal == "wrong"
-        ),
-        "step": step_cost(settings.step_value),
-        "answer": answer_correctness(step, gold),
-    }
+
+    settings: EvoRagSettings
+    horizon: int
+    similarity: Similarity
+    verified: bool = False
+
+    def raw(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> Rewards:
+        """Returns the raw rewards of the last of `steps`, unweighted.
+
+        Args:
+            steps: Trajectory up to and including the step to judge.
+            verdict: Verdict on whether the evidence suffices; None without one.
+        """
+        settings, step, before = self.settings, steps[-1], StepContext.of(steps[:-1])
+        overlap = sub_query_overlap(
+            step, before, self.similarity, negative_earns=settings.negative_cosine == "earns"
+        )
+        sufficient = verdict if self.verified else sufficient_by_gold(before, gold)
+        return {
+            "retrieval": retrieval_bonus(
+                step,
+                before,
+                gold,
+                novel=settings.retrieval_bonus == "novel",
+                unanswerable_missed=settings.unanswerable_search == "missed",
+            ),
+            "action": retrieval_action(
+                step, before.t / self.horizon, overlap, threshold=settings.overlap_threshold
+            ),
+            "overlap": overlap,
+            "backtrack": backtrack_penalty(step),
+            "refusal": refusal_reward(
+                step, before, sufficient=sufficient, early_wrong=settings.early_refusal == "wrong"
+            ),
+            "step": settings.step_value,  # r_step: the same for every step
+            "answer": answer_correctness(step, gold),
+        }
+
+    def weighted(self, raw: Rewards, t: int) -> dict[str, float | None]:
+        """Returns w_k(t) · r_k of a step; t is its 0-based index."""
+        scale = weights(self.settings, t / self.horizon)
+        return {name: None if r is None else scale[name] * r for name, r in raw.items()}
+
+    def episode(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> Outcome:
+        """Returns Σ_t w_t · r_t of a whole trajectory and of each reward; None adds nothing.
+
+        Args:
+            verdict: Verdict of the verifier on the last step.
+        """
+        total = 0.0
+        parts: dict[str, float] = dict.fromkeys(REWARDS, 0.0)
+        for end in range(1, len(steps) + 1):
+            raw = self.raw(steps[:end], gold, verdict if end == len(steps) else None)
+            weighted = self.weighted(raw, end - 1)
+            total += sum(value or 0.0 for value in weighted.values())
+            parts = {name: parts[name] + (weighted[name] or 0.0) for name in REWARDS}
+        return Outcome(total, parts)

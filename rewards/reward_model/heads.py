@@ -53,14 +53,11 @@ class Heads:
 
     def outputs(self, vectors: Array) -> Array:
         """Returns f_k(x) of each vector: (n, K)."""
-        standard: Array = (vectors - self.mean) / self.sd
-        found: Array = np.matmul(standard, self.weight.T)
-        return found
+        return np.asarray(np.matmul((vectors - self.mean) / self.sd, self.weight.T))
 
     def standardised(self, vectors: Array) -> Array:
         """Returns the outputs with mean 0 and deviation 1 over the training steps: (n, K)."""
-        found: Array = (self.outputs(vectors) - self.output_mean) / self.output_sd
-        return found
+        return np.asarray((self.outputs(vectors) - self.output_mean) / self.output_sd)
 
     def scores(self, vectors: Array, weights: Sequence[Weights]) -> Array:
         """Returns Σ_k w_k · head k of each vector: (n,).
@@ -71,13 +68,10 @@ class Heads:
             weights: Weights of the rewards (`rewards.evo_rag.schedule`), one mapping per vector.
         """
         heads = self.standardised(vectors)
-        found: Array
         if self.learned == TOTAL:
-            found = heads.mean(axis=1)
-        else:
-            scale = np.array([[one[name] for name in REWARDS] for one in weights], np.float32)
-            found = (scale.reshape(heads.shape) * heads).sum(axis=1)
-        return found
+            return np.asarray(heads.mean(axis=1))
+        scale = np.array([[step[name] for name in REWARDS] for step in weights], np.float32)
+        return np.asarray((scale.reshape(heads.shape) * heads).sum(axis=1))
 
     @property
     def digest(self) -> str:

@@ -29,8 +29,6 @@ from weights.policy_files import PACKAGED
 KIND = "reward-model"
 HEADS = "heads.safetensors"
 
-_NAMED = ("encoder", "encoder_digest", "heads_digest")
-
 DIGITS = 4
 """Decimals of a score; further ones depend on batch neighbours and threads."""
 
@@ -78,8 +76,9 @@ class RewardModel:
                 f"{folder}: {HEADS} and {TRAINING_RECORD} are from different trainings; retrain "
                 "with `branchwise train-rm`"
             )
+        name = record["encoder"]
         encoder = FrozenEncoder(
-            encoder_name(folder, record["encoder"]),
+            name if _is_name(name) else str(folder / name),
             batch_tokens=record["settings"]["batch_tokens"],
         )
         if encoder.digest != record["encoder_digest"]:
@@ -87,8 +86,7 @@ class RewardModel:
                 f"{folder}: the weights of its encoder {encoder.model} have changed since "
                 "the training; restore them, or retrain with `branchwise train-rm`"
             )
-        longest = int(record["settings"]["max_length"])
-        return cls(heads, encoder, weights, max_length=longest)
+        return cls(heads, encoder, weights, max_length=record["settings"]["max_length"])
 
     def score(self, prefixes: Sequence[Prefix], t: Sequence[int]) -> list[float | None]:
         """Returns a score per step; only comparisons of them are meaningful.
@@ -101,14 +99,14 @@ class RewardModel:
             One score per step, of any sign; None for a step longer than the model was trained on.
         """
         tokens = self._encoder.tokens(prefixes)
-        places = [i for i, one in enumerate(tokens) if len(one) <= self._max_length]
-        found: list[float | None] = [None] * len(prefixes)
-        if places:
-            vectors = self._encoder.embed([tokens[i] for i in places])
-            scales = [self._weights(t[i]) for i in places]
-            for i, score in zip(places, self._heads.scores(vectors, scales).tolist(), strict=True):
-                found[i] = round(score, DIGITS)
-        return found
+        scored = [i for i, ids in enumerate(tokens) if len(ids) <= self._max_length]
+        scores: list[float | None] = [None] * len(prefixes)
+        if scored:
+            vectors = self._encoder.embed([tokens[i] for i in scored])
+            scales = [self._weights(t[i]) for i in scored]
+            for i, score in zip(scored, self._heads.scores(vectors, scales).tolist(), strict=True):
+                scores[i] = round(score, DIGITS)
+        return scores
 
 
 def prefix_of(state: State, prompt: Prompt) -> Prefix:
@@ -116,8 +114,8 @@ def prefix_of(state: State, prompt: Prompt) -> Prefix:
     step = state.steps[-1]
     before = replace(state, stage=step.stage, steps=state.steps[:-1])
     # Same form as from a stored tree, so that both get the same scores.
-    asked = tuple(Message(m.role, replace_surrogates(m.content)) for m in prompt(before))
-    return Prefix(asked, replace_surrogates(step.text))
+    messages = tuple(Message(m.role, replace_surrogates(m.content)) for m in prompt(before))
+    return Prefix(messages, replace_surrogates(step.text))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -126,18 +124,17 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: If the folder does not contain a reward model.
     """
-    path = folder / TRAINING_RECORD
     try:
         record = object_inside(folder, TRAINING_RECORD)
-        is_ours = record["kind"] == KIND
-        if is_ours:
+        if record["kind"] == KIND:
             _check_complete(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: no reward model here ({error}); train one with `branchwise train-rm`, and "
             "name its folder in `reward_model:`"
         ) from error
-    if not is_ours:
+    if record["kind"] != KIND:
+        path = folder / TRAINING_RECORD
         raise ConfigError(f"{path}: describes a `{record['kind']}`, not a {KIND}")
     return record
 
@@ -149,8 +146,9 @@ def _check_complete(record: dict[str, Any]) -> None:
         KeyError: If an entry is missing.
         ValueError: If an entry has the wrong type.
     """
-    if not all(isinstance(record[name], str) for name in _NAMED):
-        raise ValueError(f"{', '.join(_NAMED)} must be text")
+    names = ("encoder", "encoder_digest", "heads_digest")
+    if not all(isinstance(record[name], str) for name in names):
+        raise ValueError(f"{', '.join(names)} must be text")
     sizes = (record["settings"][name] for name in ("batch_tokens", "max_length"))
     if not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError(
@@ -166,11 +164,6 @@ def reward_model_digest(folder: Path) -> str:
     """
     record = read_record(folder)
     return digest_of(record["heads_digest"], record["encoder_digest"])
-
-
-def encoder_name(folder: Path, stored: str) -> str:
-    """Returns the encoder in `training.json` of `folder`, as a name for `FrozenEncoder`."""
-    return stored if _is_name(stored) else str(folder / stored)
 
 
 def stored_encoder(folder: Path, encoder: str) -> str:

@@ -60,12 +60,9 @@ class Committer:
             self._failures.append(annotated.failure)
             return
         self._waiting.append(annotated)
-        if len(self._waiting) >= self._questions_a_part:
+        most = min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART)
+        if len(self._waiting) >= max(QUESTIONS_A_PART, most):
             self.flush()
-
-    @property
-    def _questions_a_part(self) -> int:
-        return max(QUESTIONS_A_PART, min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART))
 
     def flush(self) -> None:
         """Commits the waiting questions as the next part: the first free number.
@@ -98,11 +95,10 @@ class Committer:
         self.flush()
         failures = self._write_failures()
         manifest = load_manifest(self.run.folder)
-        done = len(question_ids(self.run.folder, "trees"))
         return {
             "run": str(self.run.folder),
             "questions": len(self.questions),
-            "questions_done": done,
+            "questions_done": len(question_ids(self.run.folder, "trees")),
             "questions_failed": len(failures),
             "nodes": manifest.rows("trees"),
             "pairs": manifest.rows("pairs"),
@@ -124,8 +120,7 @@ class Committer:
 
     def _served_model_mismatches(self) -> Counter[str]:
         recipe, counts = self.run.recipe, Counter[str]()
-        models = recipe.annotating_models.values()
-        remote = [model for model in models if model.engine == "openai"]
+        remote = (m for m in recipe.annotating_models.values() if m.engine == "openai")
         # Roles with one model share its digest and so its calls.
         for digest, model in {model_digest(model, recipe): model for model in remote}.items():
             for name, n in self.ledger.count_calls("model", digest).items():

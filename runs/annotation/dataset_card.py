@@ -2,16 +2,13 @@
 
 from collections import Counter
 
-import pyarrow as pa
-
 from agent.protocols import protocol_of
 from analysis.table import markdown_cell
-from annotation.settings import PairSettings
 from base.atomic import atomic_write_text
 from base.terminal_escape import inert
 from mcts import SearchSettings
 from runs.environment import installed_version, repository
-from runs.folder import Run, noted_inputs
+from runs.folder import Run
 from storage.manifest import load_manifest
 from storage.parts import question_ids, read_parts
 
@@ -22,6 +19,8 @@ def write_card(run: Run) -> None:
     # Only two columns, because a large run's questions must not be in memory twice.
     licences = read_parts(run.folder, "questions", ["source", "licence"])
     template = (repository() / "datasets" / "cards" / "run.md").read_text(encoding="utf-8")
+    described = {"min_gap", "min_outcomes"}
+    filters = recipe.pairs.model_dump(mode="json", exclude_defaults=True, exclude=described)
     facts = {
         "name": run.folder.name,
         "version": installed_version("branchwise"),
@@ -30,17 +29,22 @@ def write_card(run: Run) -> None:
         "pairs": manifest.rows("pairs"),
         "questions": licences.num_rows,
         "policy": recipe.policy.model,
-        "policy_digest": noted_inputs(run.folder)["policy"],
+        "policy_digest": run.record.inputs["policy"],
         "protocol": recipe.agent.protocol,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
         "search": describe_search(recipe.mcts),
         "labels": recipe.scheme.describe(),
         "min_gap": recipe.pairs.min_gap,
         "min_outcomes": recipe.pairs.min_outcomes,
-        "chosen": describe_pair_filters(recipe.pairs),
+        "chosen": "".join(f"; `{name}: {value}`" for name, value in filters.items()),
     }
+    count = Counter((row["source"], row["licence"] or "not stated") for row in licences.to_pylist())
+    sources = (
+        f"| {markdown_cell(source)} | {n} | {markdown_cell(licence)} |"
+        for (source, licence), n in sorted(count.items())
+    )
     card = template.format(
-        sources="\n".join(_source_lines(licences)),
+        sources="\n".join(sources),
         **{name: inert(str(fact)) for name, fact in facts.items()},
     )
     atomic_write_text(run.folder / "README.md", card)
@@ -57,18 +61,3 @@ def describe_search(search: SearchSettings) -> str:
         f"{search.iterations} iterations, up to {search.max_children} children, "
         f"{search.selection}, evaluator {search.evaluator}{until}"
     )
-
-
-def describe_pair_filters(pairs: PairSettings) -> str:
-    """Describes the other pair settings; "" if all have their defaults."""
-    said = pairs.model_dump(mode="json", exclude_defaults=True, exclude={"min_gap", "min_outcomes"})
-    return "".join(f"; `{name}: {value}`" for name, value in said.items())
-
-
-def _source_lines(licences: pa.Table) -> list[str]:
-    rows = licences.to_pylist()
-    count = Counter((row["source"], row["licence"] or "not stated") for row in rows)
-    return [
-        f"| {markdown_cell(source)} | {n} | {markdown_cell(licence)} |"
-        for (source, licence), n in sorted(count.items())
-    ]

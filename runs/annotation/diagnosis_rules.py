@@ -9,7 +9,7 @@ from typing import Literal
 
 from analysis.diagnosis import PairFigures, TreeFigures
 from analysis.survival import Bounds, SurvivalRow
-from training.policy_shift import PolicyShift
+from training.curves import PolicyShift
 
 Rating = Literal["good", "watch", "bad", "–"]
 
@@ -62,18 +62,20 @@ class Finding:
 
 def conclusion(findings: Sequence[Finding]) -> str:
     """Summarises all findings in a sentence."""
-    told = {
-        verdict: ", ".join(f.what for f in findings if f.verdict == verdict)
+    bad, watch = (
+        ", ".join(finding.what for finding in findings if finding.verdict == verdict)
         for verdict in ("bad", "watch")
-    }
-    if told["bad"]:
-        return f"training on this run is unlikely to help; fix first: {told['bad']}"
-    if told["watch"]:
-        return f"this run can be trained on; check: {told['watch']}"
+    )
+    if bad:
+        return f"training on this run is unlikely to help; fix first: {bad}"
+    if watch:
+        return f"this run can be trained on; check: {watch}"
     return "no problem found: this run can be trained on"
 
 
-def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: str) -> Finding:
+def _graded(
+    watch: bool, what: str, figure: str, advice: str, usual: str, *, bad: bool = False
+) -> Finding:
     """Returns a finding with its advice, or with `usual` if the verdict is good."""
     verdict: Rating = "bad" if bad else "watch" if watch else "good"
     return Finding(what, figure, verdict, advice if bad or watch else usual)
@@ -92,17 +94,16 @@ def pair_findings(pairs: PairFigures | None) -> Iterator[Finding]:
         return
     n = pairs.pairs
     yield _graded(
-        n < LEAST_PAIRS,
         n < FEW_PAIRS,
         "pairs",
         f"{n} of {pairs.questions} questions",
         f"expect no measurable gain below about {FEW_PAIRS}: annotate more questions",
         f"{FEW_PAIRS} or more is usual",
+        bad=n < LEAST_PAIRS,
     )
     yield from _of_labels(pairs)
     yield _of_length(pairs)
     yield _graded(
-        False,
         pairs.near_duplicates > MANY_NEAR,
         "near-duplicates",
         f"{pairs.near_duplicates:.0%} compare nearly the same words",
@@ -110,15 +111,14 @@ def pair_findings(pairs: PairFigures | None) -> Iterator[Finding]:
         f"under {MANY_NEAR:.0%} is usual",
     )
     yield _graded(
-        pairs.contradicted > MUCH_REPEATED,
         pairs.repeated > MUCH_REPEATED or pairs.contradicted > MUCH_CONTRADICTED,
         "repeated pairs",
         f"{pairs.repeated:.0%}; {pairs.contradicted:.0%} also occur with sides swapped",
         "labels differ between trees of one question: raise mcts.iterations or pairs.min_gap",
         "next to none is usual",
+        bad=pairs.contradicted > MUCH_REPEATED,
     )
     yield _graded(
-        False,
         pairs.guessable > MANY_GUESSABLE,
         "guessable questions",
         f"{pairs.guessable:.0%} have a question whose answer is yes, no or part of the question",
@@ -133,7 +133,6 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
         return
     low, _, median, _, high = pairs.gaps
     yield _graded(
-        False,
         pairs.one_outcome > MUCH_ONE_OUTCOME and median <= LARGE_GAP,
         "one-outcome pairs",
         f"{pairs.one_outcome:.0%} have a side with one outcome",
@@ -142,7 +141,6 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
         f"under {MUCH_ONE_OUTCOME:.0%}, or gaps above {LARGE_GAP}, are usual",
     )
     yield _graded(
-        False,
         median <= SMALL_GAP,
         "reward gap",
         f"median {median:.2f} (10–90 %: {low:.2f}–{high:.2f})",
@@ -155,10 +153,8 @@ def _of_length(pairs: PairFigures) -> Finding:
     share, interval = pairs.chosen_longer, pairs.chosen_longer_interval
     if share is None or interval is None:
         return Finding("length bias", "all replies are equally long", "good", "")
-    biased = not interval[0] <= 0.5 <= interval[1] and abs(share - 0.5) > LONGER_BY
     return _graded(
-        False,
-        biased,
+        not interval[0] <= 0.5 <= interval[1] and abs(share - 0.5) > LONGER_BY,
         "length bias",
         f"chosen is longer in {share:.0%} {_between(interval)}, "
         f"by {pairs.length_difference:+.1f} characters on average",
@@ -169,12 +165,10 @@ def _of_length(pairs: PairFigures) -> Finding:
 
 def _of_actions(pairs: PairFigures) -> Finding:
     most = list(pairs.actions.items())
-    figure = ", ".join(f"{kind} {count / pairs.pairs:.0%}" for kind, count in most[:4])
     return _graded(
-        False,
         most[0][1] > ONE_KIND * pairs.pairs,
         "action mix",
-        figure,
+        ", ".join(f"{kind} {count / pairs.pairs:.0%}" for kind, count in most[:4]),
         "the policy learns only this choice; more mcts.iterations also compare later steps",
         "the policy learns only choices that are compared",
     )
@@ -192,7 +186,6 @@ def tree_findings(
         yield Finding("trees", "none", "–", "an imported run: its labels cannot be checked")
         return
     yield _graded(
-        trees.silent > MANY_SILENT and not returns,
         trees.silent > SOME_SILENT and not returns,
         "silent questions",
         f"{trees.right:.0%} always right, {trees.wrong:.0%} always wrong, "
@@ -202,6 +195,7 @@ def tree_findings(
         "their steps still earn different rewards"
         if returns
         else f"under {SOME_SILENT:.0%} together is usual",
+        bad=trees.silent > MANY_SILENT and not returns,
     )
     if trees.spread is None or trees.flat is None:
         yield Finding(
@@ -212,7 +206,6 @@ def tree_findings(
         )
     else:
         yield _graded(
-            False,
             trees.flat > MANY_FLAT,
             "label spread",
             f"standard deviation {trees.spread:.2f} among siblings; zero in {trees.flat:.0%} "
@@ -222,7 +215,6 @@ def tree_findings(
         )
     ends = "" if trees.invalid_rollouts is None else f", {trees.invalid_rollouts:.1%} of rollouts"
     yield _graded(
-        False,
         max(trees.invalid_actions, trees.invalid_rollouts or 0.0) > MUCH_INVALID,
         "invalid actions",
         f"{trees.invalid_actions:.1%} of steps{ends}",
@@ -231,19 +223,10 @@ def tree_findings(
     )
 
 
-SURVIVAL_NOT_APPLICABLE = Finding(
-    "label survival",
-    "not checked",
-    "–",
-    "labels are returns of steps, but fresh rollouts only check which answers are right",
-)
-"""Finding on label survival for a run labelled with EVO-RAG's rewards."""
-
-
-def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
+def of_survival(row: SurvivalRow | None, sampled: int) -> Finding:
     """Returns the finding on label survival; `row` is None if no pair could be judged."""
     if row is None or row.decided is None or row.decided_interval is None:
-        figure = f"none of {asked} pairs was decided"
+        figure = f"none of {sampled} pairs was decided"
         return Finding("label survival", figure, "watch", "raise --sample or --rollouts")
     unsure = row.decided_interval[0] <= 0.5
     poor = row.decided < LEAST_SURVIVAL
@@ -263,7 +246,6 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
             "(mcts.rollout_temperature=0), or raise mcts.rollouts"
         )
     return _graded(
-        poor and row.decided_interval[1] < GOOD_SURVIVAL,
         poor or unsure or unreal or row.tied > MANY_TIED or row.decided < GOOD_SURVIVAL,
         "label survival",
         f"{row.decided:.0%} {_between(row.decided_interval)} of decided pairs keep their order; of "
@@ -272,19 +254,18 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
         f"({row.fresh_gap_interval[0]:.2f} to {row.fresh_gap_interval[1]:.2f})",
         advice,
         f"{GOOD_SURVIVAL:.0%} or more, with a fresh gap of at least half, is usual",
+        bad=poor and row.decided_interval[1] < GOOD_SURVIVAL,
     )
 
 
 def of_training(moved: PolicyShift) -> Iterator[Finding]:
     """Yields findings on a preference training."""
     kl, margin, accuracy = moved.kl, moved.margin, moved.accuracy
-    loss = f"{moved.losses}, {moved.steps} steps"
-    stuck = None not in (moved.first_loss, moved.loss) and _fell(moved) <= 0
+    first, last = moved.first_loss, moved.loss
     yield _graded(
-        False,
-        stuck,
+        first is not None and last is not None and last >= first,
         "training loss",
-        loss,
+        f"{moved.losses}, {moved.steps} steps",
         "it did not fall, perhaps because of the last pairs: check margin and accuracy",
         "a fall is usual",
     )
@@ -292,7 +273,6 @@ def of_training(moved: PolicyShift) -> Iterator[Finding]:
         # An estimate: likelier chosen steps (`sft_weight`) lower it, even below 0.
         unmoved = abs(kl) < UNMOVED_KL and (margin or 0.0) < UNMOVED_MARGIN
         yield _graded(
-            unmoved,
             kl > FAR_KL,
             "KL to the start",
             f"{kl:.3f} nats per step",
@@ -300,10 +280,10 @@ def of_training(moved: PolicyShift) -> Iterator[Finding]:
             if unmoved
             else "the policy moved far: lower training.dpo.lr, train fewer epochs or raise beta",
             f"up to {FAR_KL:.0f} is usual",
+            bad=unmoved,
         )
     if margin is not None and accuracy is not None:
         yield _graded(
-            margin <= 0,
             accuracy < LOW_ACCURACY or accuracy > MEMORISED,
             "margin, accuracy",
             f"{margin:.2f}, {accuracy:.0%}",
@@ -311,27 +291,26 @@ def of_training(moved: PolicyShift) -> Iterator[Finding]:
             if accuracy > MEMORISED
             else "the policy did not learn the pairs: train more epochs, or improve the labels",
             f"{LOW_ACCURACY:.0%} to {MEMORISED:.0%} on the training pairs is usual",
+            bad=margin <= 0,
         )
 
 
-def of_export(kept: dict[str, float]) -> Finding:
+def of_export(correlations: dict[str, float]) -> Finding:
     """Returns the finding on exported files.
 
     Args:
-        kept: Correlation between the changes of the logits before and after export, by file format.
+        correlations: Correlation between the changes of the logits before and after export, by
+            file format.
     """
     return _graded(
-        False,
-        min(kept.values()) < LEAST_CORRELATION,
+        min(correlations.values()) < LEAST_CORRELATION,
         "export",
-        ", ".join(f"{form} keeps the change to {value:.3f}" for form, value in kept.items()),
+        ", ".join(
+            f"{form} keeps the change to {value:.3f}" for form, value in correlations.items()
+        ),
         "rounding removed part of the trained change: export as f16, or train longer",
         "0.99 or more is usual",
     )
-
-
-def _fell(moved: PolicyShift) -> float:
-    return (moved.first_loss or 0.0) - (moved.loss or 0.0)
 
 
 def _between(interval: Bounds) -> str:

@@ -62,14 +62,10 @@ class FreshRolloutResult:
 
 def stored_fresh(run: Run, temperature: float | None = None) -> dict[NodeKey, FreshRollouts]:
     """Returns stored rollouts at a temperature; per node, the row with the most rollouts."""
-    drawn = run.recipe.policy.temperature if temperature is None else temperature
-    rows = [
-        row
-        for row in table_to_records(read_parts(run.folder, TABLE), FreshRollouts)
-        if abs(row.temperature - drawn) < 1e-6
-    ]
+    wanted = run.recipe.policy.temperature if temperature is None else temperature
+    rows = table_to_records(read_parts(run.folder, TABLE), FreshRollouts)
     rows.sort(key=lambda row: len(row.rollouts))
-    return {(row.tree_id, row.node_id): row for row in rows}
+    return {(row.tree_id, row.node_id): row for row in rows if abs(row.temperature - wanted) < 1e-6}
 
 
 def roll_fresh(
@@ -93,11 +89,19 @@ def roll_fresh(
     wanted, policies = _trees_to_roll_out(run, pairs, rolled.fresh, rollouts)
     if not wanted:
         return rolled
-    recipe = _with_prices_and_limits(run.recipe, context.recipe)
+    # The recipe of the trees, with the settings that may change after they were grown.
+    grown, current = run.recipe, context.recipe
+    policy = current.policy if identity(grown.policy) == identity(current.policy) else grown.policy
+    recipe = grown.model_copy(update={"limits": current.limits, "policy": policy})
     sampling = sampling_for(recipe.policy, temperature)
     passages = replay_passages(run)
     retriever = open_index(recipe, tuple(passages.values()), context.log)
-    _check_same_policy(recipe, policies)
+    digest = model_digest(recipe.policy, recipe)
+    if others := policies - {digest}:  # their rollouts would come from another policy
+        raise ConfigError(
+            f"the trees were grown by policy {', '.join(sorted(others))}, but "
+            f"{recipe.policy.model} is now {digest}: restore the weights, or use --no-model"
+        )
     trees = stored_trees(run, only=wanted, passages=passages)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
@@ -108,19 +112,13 @@ def roll_fresh(
                     rollouts,
                 )
             )  # fmt: skip
-        _commit(run, rows)
+        if rows:
+            numbers = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
+            run.commit([run.write_part(TABLE, rows, max(numbers, default=-1) + 1)])
         log_costs(context, ledger)
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
     rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
     return rolled
-
-
-def _with_prices_and_limits(grown: Recipe, current: Recipe) -> Recipe:
-    """Returns the recipe of the trees with the settings that may change after they were grown."""
-    policy = grown.policy
-    if identity(policy.model_dump(mode="json")) == identity(current.policy.model_dump(mode="json")):
-        policy = current.policy
-    return grown.model_copy(update={"limits": current.limits, "policy": policy})
 
 
 Wanted = Mapping[str, set[int]]
@@ -149,16 +147,6 @@ def _trees_to_roll_out(
     return wanted, policies
 
 
-def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
-    """Rejects changed weights, because their rollouts would come from another policy."""
-    digest = model_digest(recipe.policy, recipe)
-    if others := set(policies) - {digest}:
-        raise ConfigError(
-            f"the trees were grown by policy {', '.join(sorted(others))}, but "
-            f"{recipe.policy.model} is now {digest}: restore the weights, or use --no-model"
-        )
-
-
 async def _roll(
     context: StageContext,
     recipe: Recipe,
@@ -183,12 +171,12 @@ async def _roll(
             return await _roll_out(environment, sampling, tree, wanted[tree.id], rollouts)
 
         at_once = recipe.questions_in_flight
-        async for tree, found in attempt_each(gate.admit(trees), roll, at_once, progress):
-            if isinstance(found, BranchwiseError):
-                rolled.failed[type(found).__name__] += 1
+        async for tree, outcome in attempt_each(gate.admit(trees), roll, at_once, progress):
+            if isinstance(outcome, BranchwiseError):
+                rolled.failed[type(outcome).__name__] += 1
             else:
-                rows += found
-                whole += len(found) == len(wanted[tree.id])
+                rows += outcome
+                whole += len(outcome) == len(wanted[tree.id])
     rolled.pending = len(wanted) - whole - rolled.failed.total()
     return sorted(rows, key=lambda row: (row.tree_id, row.node_id))
 
@@ -202,8 +190,8 @@ async def _roll_out(
 ) -> list[FreshRollouts]:
     """Rolls out the wanted nodes of a tree concurrently; a node that a limit stops has no row."""
 
-    async def roll(one: tuple[TreeNode, State]) -> FreshRollouts:
-        node, state = one
+    async def roll(step: tuple[TreeNode, State]) -> FreshRollouts:
+        node, state = step
         trajectories = await draw_rollouts(
             environment,
             sampling,
@@ -228,10 +216,3 @@ async def _roll_out(
     chosen = [(node, state) for node, state in nodes if node.node_id in wanted]
     rolled = [row async for row in map_concurrently(chosen, roll, len(chosen))]
     return sorted(rolled, key=lambda row: row.node_id)
-
-
-def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
-    if not rows:
-        return
-    taken = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
-    run.commit([run.write_part(TABLE, rows, max(taken, default=-1) + 1)])

@@ -43,13 +43,13 @@ def with_label_settings(run: Run, recipe: Recipe, blocks: Collection[str] = LABE
     Raises:
         ConfigError: If the scheme cannot label such trees.
     """
-    taken: dict[str, Any] = {block: getattr(recipe, block) for block in blocks}
+    update: dict[str, Any] = {block: getattr(recipe, block) for block in blocks}
     if recipe.verifier is None:
-        taken["verifier"] = None
-    found = run.recipe.model_copy(update=taken)
-    if problems := list(found.scheme.problems()):
+        update["verifier"] = None
+    labelled = run.recipe.model_copy(update=update)
+    if problems := list(labelled.scheme.problems()):
         raise ConfigError("\n".join(problems))
-    return found
+    return labelled
 
 
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
@@ -129,11 +129,11 @@ class Relabeller:
         """Drops pairs that fresh rollouts do not confirm, if `pairs.confirmed` is set."""
         if not self.recipe.pairs.confirmed:
             return pairs
-        kept = []
+        confirmed = []
         for pair in pairs:
-            held = order_verdict(pair, self.fresh, self._scheme.rollout_value)
-            if held == "kept":
-                kept.append(pair)
+            verdict = order_verdict(pair, self.fresh, self._scheme.rollout_value)
+            if verdict == "kept":
+                confirmed.append(pair)
             else:
-                self.dropped[f"fresh_{held or 'missing'}"] += 1
-        return kept
+                self.dropped[f"fresh_{verdict or 'missing'}"] += 1
+        return confirmed

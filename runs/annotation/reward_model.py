@@ -31,9 +31,9 @@ def outdated_weights_warning(recipe: Recipe) -> str | None:
 
     None if the weights are the same, or if the recipe does not use such a model.
     """
-    if recipe.asked_reward_model is None or not recipe.scheme.learnable:
+    if recipe.active_reward_model is None or not recipe.scheme.learnable:
         return None
-    record = read_record(Path(recipe.asked_reward_model))
+    record = read_record(Path(recipe.active_reward_model))
     learned = record["settings"]
     if learned["heads"] == "multi" and learned["labels"] == "component":
         return None
@@ -42,7 +42,7 @@ def outdated_weights_warning(recipe: Recipe) -> str | None:
     if not others:
         return None
     return (
-        f"reward model {recipe.asked_reward_model}: it learned the total of other rewards and "
+        f"reward model {recipe.active_reward_model}: it learned the total of other rewards and "
         f"orders by it, not by the current `rewards:` (changed: {', '.join(others)})"
     )
 
@@ -53,6 +53,6 @@ def reward_model_for(recipe: Recipe) -> RewardModel | None:
     Raises:
         ConfigError: If it or its encoder is missing or has changed.
     """
-    if recipe.asked_reward_model is None or not recipe.scheme.learnable:
+    if recipe.active_reward_model is None or not recipe.scheme.learnable:
         return None
-    return RewardModel.load(Path(recipe.asked_reward_model), recipe.scheme.weights)
+    return RewardModel.load(Path(recipe.active_reward_model), recipe.scheme.weights)

@@ -47,7 +47,7 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     """Returns the pairs of a run.
 
     Raises:
-        ConfigError: If the table is empty, or is a relabelling that lacks later questions.
+        ConfigError: If the table is empty, or its relabelling is missing or lacks later questions.
     """
     check_relabelling_current(run, table)
     # The parts have the order in which questions finished, which must not affect a training.
@@ -61,15 +61,17 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
 
 
 def check_relabelling_current(run: Run, table: str) -> None:
-    """Raises ConfigError if questions were annotated after a table's relabelling was made."""
-    folder, _, _ = table.rpartition("/")
-    if not folder or not load_manifest(run.folder).of(table):
+    """Raises ConfigError if a table's relabelling is missing, or lacks later questions."""
+    folder = relabelling_of(table)
+    if folder is None:
         return
+    label = folder.rpartition("/")[2]
+    check_relabelling(run, label)
     since = question_ids(run.folder, "trees") - question_ids(run.folder, f"{folder}/labels")
     if since:
         raise ConfigError(
             f"{run.folder}: {len(since)} questions were annotated after {folder} was made; rerun "
-            f"`branchwise relabel --label {folder.rpartition('/')[2]}` with its settings"
+            f"`branchwise relabel --label {label}` with its settings"
         )
 
 

@@ -1,7 +1,8 @@
 """Grows trees with the annotator and the engines of a recipe."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
 
 from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
@@ -13,7 +14,6 @@ from annotation.labelling import Labeller
 from annotation.rows import Provenance
 from annotation.scoring import RewardModelEvaluator
 from base.text import Log, digest_of
-from engines.ledgered import BeforeCall
 from engines.sampling import Engine
 from retrieval.interface import Retriever
 from rewards.reward_model.model import RewardModel
@@ -45,56 +45,43 @@ async def grow_questions(
 
     Args:
         log: Callback for messages about a failing endpoint.
-        replayed: See `open_annotator`.
+        replayed: Digests of the models by role, to replay their stored calls without the models;
+            None opens the models.
     """
 
     async def work(question: Question) -> AnnotatedQuestion:
-        def report_progress(share: float) -> None:
-            progress.partial[question.id] = share
-
         progress.in_flight += 1
         try:
-            return await annotator.annotate(question, report_progress)
+            report_progress = partial(progress.partial.__setitem__, question.id)
+            annotated = await annotator.annotate(question, report_progress)
         finally:
             progress.in_flight -= 1
             progress.partial.pop(question.id, None)
+        rewards = [node.reward for node in annotated.nodes if node.reward is not None]
+        progress.done += 1
+        progress.failed += annotated.failure is not None
+        progress.pairs += len(annotated.pairs)
+        progress.reward_sum += sum(rewards)
+        progress.rewarded += len(rewards)
+        return annotated
 
-    opened = open_annotator(recipe, retriever, ledger, gate.check, log, replayed)
-    async with opened as annotator:
+    async with AsyncExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for role, model in recipe.annotating_models.items():
+            engine = (
+                open_engine(model, recipe, ledger, gate.check, log)
+                if replayed is None
+                else replaying_engine(model, replayed[role], ledger)
+            )
+            engines[role] = await stack.enter_async_context(engine)
+        annotator = annotator_for(
+            recipe, engines["policy"], engines.get("judge"), engines.get("verifier"), retriever
+        )
         at_once = recipe.questions_in_flight
         # Closed here, because the work must end before engines and ledger close.
         async with aclosing(map_concurrently(gate.admit(pending), work, at_once)) as finished:
             async for annotated in finished:
                 yield annotated
-
-
-@asynccontextmanager
-async def open_annotator(
-    recipe: Recipe,
-    retriever: Retriever,
-    ledger: Ledger,
-    before_call: BeforeCall,
-    log: Log,
-    replayed: Mapping[str, str] | None = None,
-) -> AsyncIterator[Annotator]:
-    """Yields the recipe's annotator with open engines, whose calls go through the ledger.
-
-    Args:
-        replayed: Digests of the models by role, to replay their stored calls without the models;
-            None opens the models.
-    """
-    async with AsyncExitStack() as stack:
-        engines: dict[str, Engine] = {}
-        for role, model in recipe.annotating_models.items():
-            engine = (
-                open_engine(model, recipe, ledger, before_call, log)
-                if replayed is None
-                else replaying_engine(model, replayed[role], ledger)
-            )
-            engines[role] = await stack.enter_async_context(engine)
-        yield annotator_for(
-            recipe, engines["policy"], engines.get("judge"), engines.get("verifier"), retriever
-        )
 
 
 def annotator_for(
@@ -144,7 +131,7 @@ def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
     That is: the settings, whether a verifier is used, and the reward model.
     """
     resolved = recipe.model_copy(update={"rewards": recipe.scheme.resolved})
-    verified = str(recipe.asked_verifier is not None)
+    verified = str(recipe.active_verifier is not None)
     scored = [] if scored_by is None else [scored_by.digest]
     return digest_of(resolved.digest(*LABELLING), verified, *scored)[:12]
 

@@ -13,7 +13,6 @@ from typing import Literal, get_args
 
 from base.errors import ConfigError
 from runs.annotation.reward_model import UNTAUGHT
-from runs.curriculum.checks import questions_of
 from runs.factories import model_folder
 from runs.recipe import Recipe
 from runs.studies.study_runner import StageStopped, StageTotals, StudyRunner, with_sibling_run
@@ -54,6 +53,11 @@ class DevResult:
     pairs: int | None = None
 
 
+def questions_of(recipe: Recipe) -> int:
+    """Returns the number of questions per cycle; 0 if no setting gives it."""
+    return recipe.curriculum.questions or recipe.data.limit or 0
+
+
 def best(results: Sequence[DevResult]) -> DevResult:
     """Returns the result with the highest EM; F1 breaks ties, then the earlier result wins.
 
@@ -74,11 +78,7 @@ def stalled(results: Sequence[DevResult], patience: int) -> bool:
 
 
 def evaluate_on_dev(
-    runner: StudyRunner,
-    name: str,
-    model: str,
-    *,
-    settings: Mapping[str, object] | None = None,
+    runner: StudyRunner, name: str, model: str, *, settings: Mapping[str, object] | None = None
 ) -> DevResult:
     """Evaluates a policy on the dev questions, or reads the stored result.
 
@@ -89,7 +89,7 @@ def evaluate_on_dev(
         ConfigError: If no dev question can be answered, so that EM is undefined.
         StageStopped: If the evaluation ended early.
     """
-    asked = {
+    settings = {
         **(settings or {}),
         "evaluation.set": None,
         "evaluation.mix": [],
@@ -99,7 +99,7 @@ def evaluate_on_dev(
         "evaluation.baselines": [],
         "evaluation.judge": None,
     }
-    totals = runner.run_stage("eval", settings=asked)
+    totals = runner.run_stage("eval", settings=settings)
     if not totals:
         return DevResult(name, model, 0.0, 0.0)
     (row,) = totals["policies"]
@@ -108,7 +108,7 @@ def evaluate_on_dev(
             f"none of the {row['n']} questions of split dev is answerable, so EM cannot compare "
             "policies: raise curriculum.dev_questions"
         )
-    copied = row.keys() & {one.name for one in fields(DevResult)}
+    copied = row.keys() & {field.name for field in fields(DevResult)}
     return DevResult(name, model, questions=row["n"], **{key: row[key] for key in copied})
 
 
@@ -123,14 +123,14 @@ class Cycle:
     Attributes:
         place: Number of the cycle in the curriculum, from 1.
         start_policy: Policy that rolls out; DPO starts from it and uses it as its reference.
-        asks: Folder of the reward model that the search uses; None keeps the recipe's.
+        reward_model: Folder of the reward model that the search uses; None keeps the recipe's.
     """
 
     stage: StageName
     number: int
     place: int
     start_policy: DevResult
-    asks: str | None = None
+    reward_model: str | None = None
 
     @property
     def name(self) -> str:
@@ -139,51 +139,42 @@ class Cycle:
     def settings(self, recipe: Recipe) -> dict[str, object]:
         """Returns the settings that turn the curriculum's recipe into this cycle's."""
         questions = questions_of(recipe)
-        found: dict[str, object] = {
+        settings: dict[str, object] = {
             "cycle": self.place,
             "rewards.stage": self.stage,
             "data.skip": recipe.data.skip + (self.place - 1) * questions,
             "data.limit": questions,
         }
         if self.start_policy.name != START:
-            found |= {"policy.model": self.start_policy.model, "policy.weights": None}
-        if self.asks is not None:
-            found["reward_model"] = self.asks
-        return found
+            settings |= {"policy.model": self.start_policy.model, "policy.weights": None}
+        if self.reward_model is not None:
+            settings["reward_model"] = self.reward_model
+        return settings
 
 
-@dataclass(frozen=True)
-class CycleResult:
-    """Result of a cycle.
-
-    Attributes:
-        result: Dev result of its policy; None without training pairs.
-        reward_model: Folder of the cycle's reward model; None if it trained none.
-    """
-
-    result: DevResult | None
-    reward_model: str | None = None
-
-
-def carry_out(runner: StudyRunner, cycle: Cycle) -> CycleResult:
+def carry_out(runner: StudyRunner, cycle: Cycle) -> tuple[DevResult | None, str | None]:
     """Runs the stages of a cycle; finished ones are skipped.
+
+    Returns:
+        Dev result of its policy (None without training pairs), and folder of its reward model
+        (None if it trained none).
 
     Raises:
         StageStopped: If a stage ended early.
     """
-    own, settings = with_sibling_run(runner, cycle.name), cycle.settings(runner.recipe)
-    pairs, label, reward_model = _pairs(own, settings)
+    runner, settings = with_sibling_run(runner, cycle.name), cycle.settings(runner.recipe)
+    pairs, label, reward_model = _pairs(runner, settings)
     if pairs.get("pairs") == 0:
-        return CycleResult(None, reward_model)
-    trained = own.run_stage("train-dpo", *label, settings=settings)
-    model = str(model_folder(own.context.run, "dpo"))
-    result = evaluate_on_dev(own, cycle.name, model, settings=settings)
-    begun = replace(result, begun_from=cycle.start_policy.name, pairs=trained.get("examples"))
-    return CycleResult(begun, reward_model)
+        return None, reward_model
+    trained = runner.run_stage("train-dpo", *label, settings=settings)
+    model = str(model_folder(runner.context.run, "dpo"))
+    result = evaluate_on_dev(runner, cycle.name, model, settings=settings)
+    begun_from = cycle.start_policy.name
+    return replace(result, begun_from=begun_from, pairs=trained.get("examples")), reward_model
 
 
 def _pairs(
-    own: StudyRunner, settings: Mapping[str, object]
+    runner: StudyRunner, settings: Mapping[str, object]
 ) -> tuple[StageTotals, tuple[str, ...], str | None]:
     """Makes the pairs of a cycle, from the labels or from a reward model that learned the labels.
 
@@ -191,25 +182,27 @@ def _pairs(
         Totals of the stage that made the pairs, the training options that select them, and the
         reward model.
     """
-    recipe = own.recipe
+    recipe = runner.recipe
     scored = recipe.pairs.score == "reward_model"
     by_label = {**settings, "pairs.score": "labels"} if scored else settings
-    grown = own.run_stage("annotate", settings=by_label)
+    grown = runner.run_stage("annotate", settings=by_label)
     if grown.get("pairs") == 0 or not recipe.curriculum.reward_model:
         return grown, (), None
     try:
-        own.run_stage("train-rm", settings=by_label)
+        runner.run_stage("train-rm", settings=by_label)
     except StageStopped as stopped:
         # Few pairs may train the policy but not the reward model; continue if the search does
         # not use it.
         why = stopped.totals.get(UNTAUGHT)
         if why is None or scored or recipe.mcts.evaluator == "reward_model":
             raise
-        own.context.log(f"{own.title}: continues without a reward model for this cycle: {why}")
+        runner.context.log(
+            f"{runner.title}: continues without a reward model for this cycle: {why}"
+        )
         return grown, (), None
-    model = str(model_folder(own.context.run, REWARD_MODEL))
+    model = str(model_folder(runner.context.run, REWARD_MODEL))
     if not scored:
         return grown, (), model
     label = ("--label", REWARD_MODEL)
-    asked = {**settings, "reward_model": model}
-    return own.run_stage("relabel", *label, settings=asked), label, model
+    settings = {**settings, "reward_model": model}
+    return runner.run_stage("relabel", *label, settings=settings), label, model

@@ -12,11 +12,6 @@ from runs.recipe import Recipe
 from runs.studies.output import svg, write_sheets
 from runs.studies.study_runner import StudyRunner
 
-HEAD = (
-    "policy", "begun from", "model", "best of", "pairs", "questions", "EM", "F1", "searches",
-    "backtracks", "refused", "refusal precision", "refusal recall",
-)  # fmt: skip
-
 PANELS: Mapping[str, Mapping[str, str]] = {
     "per cent": {"EM": "em", "F1": "f1"},
     "per question": {"searches": "searches", "backtracks": "backtracks"},
@@ -37,31 +32,29 @@ def write_curriculum_report(
     draw_weights(
         runner.recipe, settings_of(runner.recipe), runner.folder / "curriculum-weights.svg"
     )
-    write_sheets(runner, "curriculum", [course_sheet(results, chosen)])
-
-
-def course_sheet(results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]) -> Sheet:
-    """Returns a row per policy; shares in per cent."""
     title = "Cycles (dev; EM and F1 over answerable questions)"
-    return Sheet(title, HEAD, tuple(_cells(one, chosen) for one in results), names=4)
+    rows = [_cells(result, chosen) for result in results]
+    sheet = Sheet(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), names=4)
+    write_sheets(runner, "curriculum", [sheet])
 
 
-def _cells(result: DevResult, chosen: Mapping[StageName, DevResult]) -> tuple[str, ...]:
-    return (
-        result.name,
-        result.begun_from or NONE,
-        result.model,
-        ", ".join(stage for stage, best in chosen.items() if best.name == result.name),
-        NONE if result.pairs is None else str(result.pairs),
-        str(result.questions),
-        percent(result.em),
-        percent(result.f1),
-        number(result.searches, 2),
-        number(result.backtracks, 2),
-        percent(result.refused),
-        percent(result.refusal_precision),
-        percent(result.refusal_recall),
-    )
+def _cells(result: DevResult, chosen: Mapping[StageName, DevResult]) -> dict[str, str]:
+    """Returns the cells of a policy by column; shares in per cent."""
+    return {
+        "policy": result.name,
+        "begun from": result.begun_from or NONE,
+        "model": result.model,
+        "best of": ", ".join(stage for stage, best in chosen.items() if best.name == result.name),
+        "pairs": NONE if result.pairs is None else str(result.pairs),
+        "questions": str(result.questions),
+        "EM": percent(result.em),
+        "F1": percent(result.f1),
+        "searches": number(result.searches, 2),
+        "backtracks": number(result.backtracks, 2),
+        "refused": percent(result.refused),
+        "refusal precision": percent(result.refusal_precision),
+        "refusal recall": percent(result.refusal_recall),
+    }
 
 
 def draw_course(results: Sequence[DevResult], path: Path) -> None:
@@ -81,8 +74,8 @@ def draw_course(results: Sequence[DevResult], path: Path) -> None:
 def _values(results: Sequence[DevResult], field: str) -> list[float]:
     """Returns shares in per cent, with gaps for missing values."""
     scale = 1 if field in {"searches", "backtracks"} else 100
-    found = [getattr(result, field) for result in results]
-    return [float("nan") if value is None else scale * value for value in found]
+    values = [getattr(result, field) for result in results]
+    return [float("nan") if value is None else scale * value for value in values]
 
 
 ByStage = Mapping[StageName, EvoRagSettings]

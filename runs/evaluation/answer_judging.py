@@ -23,8 +23,10 @@ from storage.parts import read_parts
 from storage.records import Prediction, Question
 from storage.schemas import table_to_records
 
-Asked = tuple[str, str, str]
+Response = tuple[str, str, str]
 """Source and id of a question, and the response to judge."""
+Verdict = bool | str
+"""A verdict, or the reason that it is missing."""
 UNREADABLE = "neither word"
 """Reason of a missing verdict if the judge replied."""
 
@@ -47,7 +49,7 @@ class AnswerJudging:
         """Settings that affect the verdicts."""
         how = {"prompt": self.how.prompt, "reads": self.how.reads}
         prompt_hash = answer_judge_hash(self.how.prompt)
-        return {**identity(self.model.model_dump(mode="json")), **how, "prompt_hash": prompt_hash}
+        return {**identity(self.model), **how, "prompt_hash": prompt_hash}
 
     def judge(
         self,
@@ -65,51 +67,50 @@ class AnswerJudging:
         Raises:
             EndpointError: If a fault is fatal.
         """
-        rows = [row for one in done.values() for row in one.predictions]
-        asked = list(dict.fromkeys(filter(None, map(self._asked, rows))))
+        rows = [row for answers in done.values() for row in answers.predictions]
+        responses = list(dict.fromkeys(filter(None, map(self._response, rows))))
         context.log(
-            f"judge: {len(rows)} answers, at most {len(asked)} calls of {self.model.model} "
+            f"judge: {len(rows)} answers, at most {len(responses)} calls of {self.model.model} "
             "(stored replies need none)"
         )
-        verdicts: dict[Asked, bool | str] = {}
-        if asked:
+        verdicts: dict[Response, Verdict] = {}
+        if responses:
             known = {(question.source, question.id): question for question in questions}
             with gate.listening():
-                verdicts = asyncio.run(self._ask(context, ledger, gate, asked, known))
-        if len(verdicts) < len(asked):
+                verdicts = asyncio.run(self._judge_all(context, ledger, gate, responses, known))
+        if len(verdicts) < len(responses):
             return None
         if why := Counter(verdict for verdict in verdicts.values() if isinstance(verdict, str)):
             context.log(
-                f"judge: {why.total()} of {len(asked)} calls returned no verdict: {listed(why)}"
+                f"judge: {why.total()} of {len(responses)} calls returned no verdict: {listed(why)}"
             )
-        return {name: self._with_verdicts(one, verdicts) for name, one in done.items()}
+        return {name: self._with_verdicts(answers, verdicts) for name, answers in done.items()}
 
-    async def _ask(
+    async def _judge_all(
         self,
         context: StageContext,
         ledger: Ledger,
         gate: Gate,
-        asked: list[Asked],
+        responses: list[Response],
         known: Mapping[tuple[str, str], Question],
-    ) -> dict[Asked, bool | str]:
-        """Returns each verdict, or the reason that it is missing."""
-        progress = Progress("eval judge", len(asked), spent=ledger.totals)
+    ) -> dict[Response, Verdict]:
+        progress = Progress("eval judge", len(responses), spent=ledger.totals)
         opened = open_engine(self.model, context.recipe, ledger, gate.check, context.log)
         async with opened as engine, progress.shown(context.console):
             judge = AnswerJudge(engine, self.model, self.how.prompt, context.recipe.seed)
 
-            async def verdict(one: Asked) -> bool | str:
-                source, question_id, response = one
-                found = await judge.is_right(known[source, question_id], response)
-                return UNREADABLE if found is None else found
+            async def judge_one(response: Response) -> Verdict:
+                source, question_id, text = response
+                is_right = await judge.is_right(known[source, question_id], text)
+                return UNREADABLE if is_right is None else is_right
 
-            at_once = context.recipe.questions_in_flight
+            at_once, admitted = context.recipe.questions_in_flight, gate.admit(responses)
             return {
-                one: type(found).__name__ if isinstance(found, BranchwiseError) else found
-                async for one, found in attempt_each(gate.admit(asked), verdict, at_once, progress)
+                response: type(v).__name__ if isinstance(v, BranchwiseError) else v
+                async for response, v in attempt_each(admitted, judge_one, at_once, progress)
             }
 
-    def _asked(self, row: Prediction) -> Asked | None:
+    def _response(self, row: Prediction) -> Response | None:
         """Returns the text to judge; None without a gold answer or a response."""
         if self.how.reads == "answer":
             response = row.prediction or ""
@@ -119,18 +120,18 @@ class AnswerJudging:
             return None
         return row.source, row.question_id, response
 
-    def _with_verdicts(self, one: Evaluated, verdicts: Mapping[Asked, bool | str]) -> Evaluated:
+    def _with_verdicts(self, answers: Evaluated, verdicts: Mapping[Response, Verdict]) -> Evaluated:
         def score(row: Prediction) -> float | None:
-            if (asked := self._asked(row)) is None:
+            if (response := self._response(row)) is None:
                 return None if row.em is None else 0.0
-            return None if isinstance(verdict := verdicts[asked], str) else float(verdict)
+            return None if isinstance(verdict := verdicts[response], str) else float(verdict)
 
         judged = [
             row.model_copy(update={"judge": score(row), "judge_model": self.model.model})
-            for row in one.predictions
+            for row in answers.predictions
         ]
-        wrong = [replace(lost, judge=lost.em) for lost in one.unanswered]
-        return replace(one, predictions=judged, unanswered=wrong)
+        wrong = [replace(lost, judge=lost.em) for lost in answers.unanswered]
+        return replace(answers, predictions=judged, unanswered=wrong)
 
 
 def stored_answers(run: Run, candidate: Candidate, name: str) -> Evaluated | None:
@@ -138,12 +139,12 @@ def stored_answers(run: Run, candidate: Candidate, name: str) -> Evaluated | Non
 
     Rows of older versions do not count, because they lack verdicts.
     """
-    asked, skipped = askable(candidate.questions, protocol_of(candidate.recipe.agent))
+    questions, skipped = askable(candidate.questions, protocol_of(candidate.recipe.agent))
     try:
         table = read_parts(run.folder, f"eval/{candidate.name}/{name}/predictions")
     except StorageError:
         return None
     rows = [row for row in table_to_records(table, Prediction) if row.stop_reason is not None]
-    if [(row.source, row.question_id) for row in rows] != [(q.source, q.id) for q in asked]:
+    if [(row.source, row.question_id) for row in rows] != [(q.source, q.id) for q in questions]:
         return None
     return Evaluated(rows, failures=[], unanswered=[], skipped=skipped)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocols import protocol_of
-from base.errors import BranchwiseError, ConfigError
+from base.errors import ConfigError
 from base.text import Log, digest_of
-from engines.no_call import NoCallEngine
+from engines.ledgered import NoCallEngine
 from engines.sampling import Capabilities, Engine
 from evaluation.baselines import BASELINES, Material
 from evaluation.run import Answering, Begin, Evaluated, askable
@@ -20,14 +20,14 @@ from retrieval.interface import Retriever
 from runs.evaluation.question_set import answering, data_settings
 from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest
-from runs.preflight import model_files, problems
+from runs.preflight import failed_checks, model_files
 from runs.progress import Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from sources.load import Data, load_split
 from sources.splits import folded_question
 from storage.ledger import Ledger
-from storage.records import Prediction, Question
+from storage.records import Question
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,14 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
     """
     models = recipe.evaluated_models(run.name)
     checks = (check for item in models.items() for check in model_files(*item))
-    if missing := list(problems(checks)):
+    if missing := list(failed_checks(checks)):
         raise ConfigError("\n".join(missing))
     return recipe.policy_recipes(run.name)
 
 
-def policy_candidates(
-    recipe: Recipe, policies: Mapping[str, Recipe], data: Data
-) -> Iterator[Candidate]:
-    """Yields the policies of the evaluation."""
-    for name, one in policies.items():
-        yield Candidate(name, one, data.questions, _deciding(one, recipe))
+def policy_candidate(name: str, policy: Recipe, recipe: Recipe, data: Data) -> Candidate:
+    """Returns a policy of the evaluation as a candidate."""
+    return Candidate(name, policy, data.questions, _deciding(policy, recipe))
 
 
 def baseline_candidates(
@@ -107,19 +104,19 @@ def baseline_candidates(
         )
 
 
-def _deciding(one: Recipe, recipe: Recipe) -> dict[str, Any]:
+def _deciding(policy: Recipe, recipe: Recipe) -> dict[str, Any]:
     """Returns a candidate's model, and those of its settings that are not the recipe's."""
-    common = answering(recipe)
-    differing = {key: value for key, value in answering(one).items() if value != common[key]}
-    return {"model": one.policy.model, "digest": model_digest(one.policy, one), **differing}
+    common, model = answering(recipe), policy.policy
+    differing = {key: value for key, value in answering(policy).items() if value != common[key]}
+    return {"model": model.model, "digest": model_digest(model, policy), **differing}
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
-    asked = {folded_question(question.question) for question in data.questions}
-    own_set = recipe.evaluation.set is not None or recipe.evaluation.mix
-    settings = recipe.data if own_set else data_settings(recipe)
+    evaluated = {folded_question(question.question) for question in data.questions}
+    has_other_set = recipe.evaluation.set is not None or recipe.evaluation.mix
+    settings = recipe.data if has_other_set else data_settings(recipe)
     known = load_split(settings, "train", recipe.seed)
-    return (q for q in known if folded_question(q.question) not in asked)
+    return (q for q in known if folded_question(q.question) not in evaluated)
 
 
 @dataclass(frozen=True)
@@ -136,32 +133,32 @@ class PolicyEvaluation:
 
         Consecutive candidates with the same model share an engine.
         """
-        for _, group in groupby(candidates, key=lambda one: one.recipe.policy):
+        for _, group in groupby(candidates, key=lambda candidate: candidate.recipe.policy):
             with self.gate.listening():
-                answered = asyncio.run(self._ask_all(list(group)))
-            for name, one in answered.items():
-                for why, count in one.skipped.items():
+                results = asyncio.run(self._evaluate_group(list(group)))
+            for name, result in results.items():
+                for why, count in result.skipped.items():
                     self.context.log(f"{name}: {count} questions are left out, {why}")
-                yield name, one
+                yield name, result
 
-    async def _ask_all(self, group: list[Candidate]) -> dict[str, Evaluated]:
+    async def _evaluate_group(self, group: list[Candidate]) -> dict[str, Evaluated]:
         """Evaluates the candidates of one model; stops after one that a limit stopped."""
-        recipe, answered = group[0].recipe, dict[str, Evaluated]()
+        recipe, results = group[0].recipe, dict[str, Evaluated]()
         async with AsyncExitStack() as stack:
             model: Engine | None = None
-            if any(one.asks_model for one in group):
+            if any(candidate.asks_model for candidate in group):
                 opened = open_engine(
                     recipe.policy, recipe, self.ledger, self.gate.check, self.context.log
                 )
                 model = await stack.enter_async_context(opened)
-            for one in group:
-                engine = model if one.asks_model and model else _engine_without_calls(one)
-                answered[one.name] = await self._ask(one, engine)
-                if answered[one.name].pending:
+            for candidate in group:
+                engine = model if candidate.asks_model and model else _without_calls(candidate)
+                results[candidate.name] = await self._evaluate(candidate, engine)
+                if results[candidate.name].pending:
                     break
-        return answered
+        return results
 
-    async def _ask(self, candidate: Candidate, engine: Engine) -> Evaluated:
+    async def _evaluate(self, candidate: Candidate, engine: Engine) -> Evaluated:
         recipe = candidate.recipe
         answering = Answering(
             environment_for(recipe, engine, self.retriever),
@@ -171,22 +168,21 @@ class PolicyEvaluation:
             path=candidate.path,
             draw=recipe.evaluation.draw,
         )
-        asked, skipped = askable(candidate.questions, answering.environment.protocol)
-        progress = Progress(f"eval {candidate.name}", len(asked), spent=self.ledger.totals)
-        results: dict[int, Prediction | BranchwiseError] = {}
+        questions, skipped = askable(candidate.questions, answering.environment.protocol)
+        progress = Progress(f"eval {candidate.name}", len(questions), spent=self.ledger.totals)
+        attempts = attempt_each(
+            self.gate.admit(range(len(questions))),
+            lambda place: answering.answer(questions[place]),
+            recipe.questions_in_flight,
+            progress,
+        )
         async with progress.shown(self.context.console):
-            async for place, found in attempt_each(
-                self.gate.admit(range(len(asked))),
-                lambda place: answering.answer(asked[place]),
-                recipe.questions_in_flight,
-                progress,
-            ):
-                results[place] = found
-        in_order = [(asked[place], results[place]) for place in sorted(results)]
-        return Evaluated.of(answering, in_order, skipped, pending=len(asked) - len(results))
+            results = {place: result async for place, result in attempts}
+        in_order = [(questions[place], results[place]) for place in sorted(results)]
+        return Evaluated.of(answering, in_order, skipped, pending=len(questions) - len(results))
 
 
-def _engine_without_calls(candidate: Candidate) -> Engine:
+def _without_calls(candidate: Candidate) -> Engine:
     """Returns an engine that is never called, for a candidate whose questions start answered."""
     deciding = json.dumps(candidate.deciding, sort_keys=True)
     return NoCallEngine(candidate.name, digest_of(candidate.name, deciding), Capabilities())

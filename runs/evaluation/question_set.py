@@ -1,6 +1,5 @@
 """The questions of an evaluation, and all settings that its predictions depend on."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from agent.protocols import protocol_of
 from base.errors import ConfigError
 from base.plain_json import object_inside
-from base.text import digest_of
 from retrieval.interface import Retriever
 from runs.inputs import questions_digest
 from runs.recipe import Recipe, identity
@@ -28,7 +26,8 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
     A question is dropped if it fits the protocol of none of the policies. If it fits some, the
     others skip it.
     """
-    protocols = [protocol_of(one.agent) for one in recipe.policy_recipes(recipe.name).values()]
+    policies = recipe.policy_recipes(recipe.name).values()
+    protocols = [protocol_of(policy.agent) for policy in policies]
 
     def unfit(question: Question) -> str | None:
         reasons = [protocol.unfit(question) for protocol in protocols]
@@ -42,28 +41,25 @@ def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
 
     A run's `data.skip` does not apply, so that all policies answer the same questions.
     """
-    wanted, split = recipe.evaluation.set, recipe.evaluation.split
-    limit = limit or recipe.evaluation.limit
-    update: dict[str, Any]
-    if recipe.evaluation.mix:
-        update = {"limit": limit, "mix": recipe.evaluation.mix}
-    elif wanted is None:
-        update = {"split": split, "limit": limit}
-        update["mix"] = tuple(one.model_copy(update=update) for one in recipe.data.mix)
+    evaluation = recipe.evaluation
+    update: dict[str, Any] = {"limit": limit or evaluation.limit}
+    if evaluation.mix:
+        update["mix"] = evaluation.mix
+    elif evaluation.set is None:
+        update["split"] = evaluation.split
+        update["mix"] = tuple(part.model_copy(update=update) for part in recipe.data.mix)
     else:
-        update = {**wanted.model_dump(), "limit": limit, "mix": ()}
+        update = evaluation.set.model_dump() | update | {"mix": ()}
     return recipe.data.model_copy(update={**update, "skip": 0})
 
 
 def set_name(recipe: Recipe) -> str:
     """Returns the name of the evaluated set: source (several if the data is a mix) and split."""
-    wanted = recipe.evaluation.set
-    if wanted is not None:
-        return f"{wanted.source}-{wanted.split or 'all'}"
-    own = recipe.evaluation.mix
-    mix = own or recipe.data.mix or (recipe.data,)
-    splits = [one.split or "all" for one in own] or [recipe.evaluation.split]
-    return "-".join("+".join(dict.fromkeys(names)) for names in ([m.source for m in mix], splits))
+    evaluation = recipe.evaluation
+    mix = (evaluation.set,) if evaluation.set is not None else evaluation.mix
+    sources = [part.source for part in mix or recipe.data.mix or (recipe.data,)]
+    splits = [part.split or "all" for part in mix] or [evaluation.split]
+    return "-".join("+".join(dict.fromkeys(names)) for names in (sources, splits))
 
 
 def evaluation_identity(
@@ -83,7 +79,7 @@ def evaluation_identity(
         **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
         **answering(recipe),
         "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
-        "policies": {name: one for name, one in candidates.items() if name not in baselines},
+        "policies": {name: candidates[name] for name in candidates if name not in baselines},
         "index_digest": retriever.digest,
         "questions_digest": questions_digest(data.questions),
         "baselines": baselines,
@@ -93,36 +89,28 @@ def evaluation_identity(
 
 def answering(recipe: Recipe) -> dict[str, Any]:
     """Returns the settings, and the digest of the prompts, that apply to every policy."""
-    policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
-    policy.pop("price_per_million")
+    passing, policy = {"model", "temperature", "price_per_million"}, identity(recipe.policy)
     return {
         "agent": recipe.agent.model_dump(mode="json"),
-        "policy": policy,
+        "policy": {name: policy[name] for name in policy if name not in passing},
         "temperature": recipe.evaluation.temperature,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
     }
 
 
-def unique_name(recipe: Recipe, settings: Mapping[str, Any]) -> str:
-    """Returns the set's name with a hash of the settings, so that evaluations do not mix."""
-    digest = digest_of(json.dumps(settings, sort_keys=True))
-    return f"{set_name(recipe)}-{digest[:6]}"
-
-
-def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Question]) -> None:
+def check_no_overlap(run: Path, policies: Iterable[Recipe], questions: Sequence[Question]) -> None:
     """Rejects questions that this run, or a policy's training run, was annotated or trained with.
 
     Raises:
         ConfigError: If some overlap, by id or by text.
     """
-    trained = (_trained_on(one.policy.trainable) for one in policies)
+    trained = (_trained_on(policy.policy.trainable) for policy in policies)
     for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
-        seen = repeated_questions(asked, _learned_from(folder))
-        if seen:
+        if seen := repeated_questions(questions, _learned_from(folder)):
             raise ConfigError(
-                f"{len(seen)} of {len(asked)} evaluation questions were annotated or trained on in "
-                f"{folder}, such as {seen[0].question!r}: draw data.split and the evaluation's set "
-                "from different splits"
+                f"{len(seen)} of {len(questions)} evaluation questions were annotated or trained "
+                f"on in {folder}, such as {seen[0].question!r}: draw data.split and the "
+                "evaluation's set from different splits"
             )
 
 

@@ -8,6 +8,7 @@ a user may delete it, or another command may overwrite it.
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -92,10 +93,10 @@ class Journal:
 
     def by_command(self) -> list[list[Event]]:
         """Returns the events of every command, in the order of their first start."""
-        found: dict[str, list[Event]] = {}
+        by_key = defaultdict[str, list[Event]](list)
         for event in self.events():
-            found.setdefault(event.key, []).append(event)
-        return list(found.values())
+            by_key[event.key].append(event)
+        return list(by_key.values())
 
 
 def command_key(arguments: tuple[str, ...], recipe_digest: str) -> str:
@@ -141,9 +142,8 @@ def _tables(stage: str, totals: Mapping[str, Any]) -> Iterator[str]:
 def _of_tables(run: Path, tables: list[str]) -> str | None:
     if not run.is_dir():
         return None
-    manifest = load_manifest(run)
-    by_table = [manifest.of(table) for table in tables]
-    parts = [part for own in by_table for part in own]
+    by_table = [*map(load_manifest(run).of, tables)]
+    parts = [part for parts in by_table for part in parts]
     if not all(by_table) or any(problem_of(run, part) for part in parts):
         return None
     return digest_of(*(part.sha256 for part in parts))
@@ -151,10 +151,10 @@ def _of_tables(run: Path, tables: list[str]) -> str | None:
 
 def _of_model(model: Path) -> str | None:
     digests = []
-    trained = [path for weights in WEIGHTS for path in model.glob(weights)]
+    trained = [path for pattern in WEIGHTS for path in model.glob(pattern)]
     # Without an adapter, the model's own weights were trained; beside one, they are an export.
     for path in sorted(trained or model.glob("model*.safetensors")):
         with path.open("rb") as file:
             digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
-    whole = digests and (model / TRAINING_RECORD).is_file()
-    return digest_of(*digests) if whole else None
+    is_whole = digests and (model / TRAINING_RECORD).is_file()
+    return digest_of(*digests) if is_whole else None

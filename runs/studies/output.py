@@ -8,6 +8,7 @@ from typing import Any
 from analysis.table import NONE, Sheet, number
 from base.atomic import atomic_write_text, make_folder
 from base.terminal_escape import inert
+from runs.studies.journal import Event
 from runs.studies.study_runner import StudyRunner
 
 
@@ -39,22 +40,20 @@ def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about:
         runner.context.console.print(sheet.text())
         slug = sheet.title.split(" (")[0].lower().replace(" ", "-")
         atomic_write_text(runner.folder / f"{name}-{slug}.csv", sheet.csv())
+    title = "All runs started (by all studies with this journal)"
+    head = ("command", "attempts", "seconds", "exit code")
+    runs = Sheet(title, head, tuple(map(_run_cells, runner.journal.by_command())))
     parts = [f"{inert(about)}\n"] if about else []
-    parts += [sheet.markdown() for sheet in (*sheets, run_sheet(runner))]
+    parts += [sheet.markdown() for sheet in (*sheets, runs)]
     atomic_write_text(runner.folder / f"{name}.md", "\n".join(parts))
     runner.context.log(f"{runner.title}: tables and plot in {runner.folder}")
 
 
-def run_sheet(runner: StudyRunner) -> Sheet:
-    """Returns every started command, including failed and repeated ones."""
-    rows = tuple(
-        (
-            events[0].command,
-            str(sum(event.event == "started" for event in events)),
-            number(sum(event.seconds for event in events), 0),
-            NONE if events[-1].exit_code is None else str(events[-1].exit_code),
-        )
-        for events in runner.journal.by_command()
+def _run_cells(events: Sequence[Event]) -> tuple[str, ...]:
+    """Returns a row for a command that was started, even if it failed or was repeated."""
+    return (
+        events[0].command,
+        str(sum(event.event == "started" for event in events)),
+        number(sum(event.seconds for event in events), 0),
+        NONE if events[-1].exit_code is None else str(events[-1].exit_code),
     )
-    title = "All runs started (by all studies with this journal)"
-    return Sheet(title, ("command", "attempts", "seconds", "exit code"), rows)

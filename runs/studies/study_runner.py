@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from base.atomic import atomic_write_text
 from base.errors import BranchwiseError
+from base.plain_json import as_object
 from runs.folder import STUDY
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
@@ -112,10 +114,7 @@ class StudyRunner:
         return Journal(self.folder / "journal.jsonl")
 
     def run_stage(
-        self,
-        stage: str,
-        *arguments: str,
-        settings: Mapping[str, object] | None = None,
+        self, stage: str, *arguments: str, settings: Mapping[str, object] | None = None
     ) -> StageTotals:
         """Runs a stage to its end, or returns the totals of its last success.
 
@@ -132,8 +131,8 @@ class StudyRunner:
         """
         words = (stage, "--run", str(self.context.run), *arguments, *overrides(settings or {}))
         key = command_key(words, self.deciding)
-        if not self.executed and (kept := self._kept(key, stage)) is not None:
-            return kept
+        if not self.executed and (finished := self._finished(key, stage)) is not None:
+            return finished
         self.executed.append(stage)
         words = (*words, "--config", str(self._recipe_file()))
         command = shlex.join(("branchwise", *words))
@@ -165,8 +164,8 @@ class StudyRunner:
         else:
             why = f"ended with exit code {code}"
         if code:
-            told = f"{command} {why}; rerun the same command to resume"
-            raise StageStopped(told, code, printed)
+            why = f"{command} {why}; rerun the same command to resume"
+            raise StageStopped(why, code, printed)
         return totals
 
     @property
@@ -175,14 +174,14 @@ class StudyRunner:
         blocks = set(Recipe.model_fields) - {"limits", "curriculum"}
         return self.recipe.digest(*blocks, without=self.changeable_settings)
 
-    def _kept(self, key: str, stage: str) -> StageTotals | None:
+    def _finished(self, key: str, stage: str) -> StageTotals | None:
         """Returns the totals of a finished stage whose output is intact; else None."""
-        kept = self.journal.done(key)
-        if kept is None:
+        totals = self.journal.done(key)
+        if totals is None:
             return None
-        output = artifact_digest(stage, self.context.run, kept)
-        if output is not None and output == kept.get(OUTPUT):
-            return kept
+        output = artifact_digest(stage, self.context.run, totals)
+        if output is not None and output == totals.get(OUTPUT):
+            return totals
         self.context.log(f"{self.title}: output of {stage} is missing or has changed; rerunning it")
         return None
 
@@ -212,11 +211,8 @@ def with_sibling_run(runner: StudyRunner, name: str) -> StudyRunner:
 
 def overrides(settings: Mapping[str, object]) -> list[str]:
     """Returns `--set` arguments; values are JSON, which is also YAML."""
-    return [
-        word
-        for name, value in settings.items()
-        for word in ("--set", f"{name}={json.dumps(value)}")
-    ]
+    values = (f"{name}={json.dumps(value)}" for name, value in settings.items())
+    return [word for value in values for word in ("--set", value)]
 
 
 def _run(words: Sequence[str]) -> tuple[int, StageTotals, bool]:
@@ -228,11 +224,11 @@ def _run(words: Sequence[str]) -> tuple[int, StageTotals, bool]:
         Exit code (if negative, the signal that ended the process), the totals of its JSON line, and
         whether a stop signal came.
     """
-    came: list[int] = []
+    signals: list[int] = []
     process: subprocess.Popen[str] | None = None
 
     def take(signum: int) -> None:
-        came.append(signum)
+        signals.append(signum)
         if process is not None:
             process.send_signal(signum)
 
@@ -245,19 +241,15 @@ def _run(words: Sequence[str]) -> tuple[int, StageTotals, bool]:
             text=True,
             process_group=0,
         )
-        for signum in came:  # before there was a process to pass them to
+        for signum in signals:  # before there was a process to pass them to
             started.send_signal(signum)
         process = started
         printed, _ = process.communicate()
-    return process.returncode, _last_json(printed), bool(came)
+    return process.returncode, _last_json(printed), bool(signals)
 
 
 def _last_json(printed: str) -> StageTotals:
     for line in reversed(printed.splitlines()):
-        try:
-            found: Any = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            return found
+        with suppress(ValueError):  # another message
+            return as_object(json.loads(line))
     return {}

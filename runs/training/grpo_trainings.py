@@ -52,7 +52,7 @@ def rollout_recipe(context: StageContext) -> Recipe:
             "policy.engine: openai cannot load the weights of a policy in training. Use "
             "engine: openvino or engine: vllm (with or without a base_url)"
         )
-    if recipe.asked_verifier is not None:
+    if recipe.active_verifier is not None:
         raise ConfigError(
             "verifier: train-grpo does not ask a verifier, so correct refusals would lose their "
             "reward. Set verifier: null"
@@ -87,11 +87,10 @@ def grpo_trainings(
     for number, stage in enumerate(stages):
         last = number == len(stages) - 1
         folder = target if last else target.with_name(f"{target.name}-{stage.name}")
-        if stage.select is None:
-            asked = questions[:most]
-        else:
-            asked = _selected(context, stage.select, questions)[: context.limit]
-        yield GrpoTraining(with_stage(recipe, stage), folder, asked)
+        trained = questions[:most]
+        if stage.select is not None:
+            trained = _selected(context, stage.select, questions)[: context.limit]
+        yield GrpoTraining(with_stage(recipe, stage), folder, trained)
 
 
 def with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
@@ -126,10 +125,10 @@ def _selected(
             f"{context.run / file}: cannot be read ({error}). `branchwise select` writes it; or "
             "leave `select` out of training.grpo.stages"
         ) from error
-    found = [question for question in questions if question.id in wanted]
-    if not found:
+    selected = [question for question in questions if question.id in wanted]
+    if not selected:
         raise ConfigError(f"{context.run / file}: none of its questions is in the recipe's data")
-    return found
+    return selected
 
 
 def dev_questions(recipe: Recipe, trained: Sequence[Question]) -> Sequence[Question]:

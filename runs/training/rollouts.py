@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import product
 from statistics import fmean
 from typing import Any, Protocol, Self
 
@@ -66,10 +68,13 @@ class Rollouts:
     retriever: Retriever
     ledger: Ledger
     gate: Gate
-    scheme: RewardScheme
     serving: Serving
     canary: Canary
     runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
+
+    @cached_property
+    def scheme(self) -> RewardScheme:
+        return self.recipe.scheme
 
     def __enter__(self) -> Self:
         return self
@@ -103,12 +108,11 @@ class Rollouts:
             began = time.monotonic()
             groups, lost = await self._groups(environment, number)
             measured["sample_s"] = time.monotonic() - began
-            measured |= _curve([one for group in groups for one in group])
+            measured |= _curve([scored for group in groups for scored in group])
             measured |= {f"lost_{reason}": float(count) for reason, count in lost.items()}
-            spread = [has_spread([one.rollout.reward for one in group]) for group in groups]
-            measured["silent_share"] = 1 - fmean(spread) if spread else 1.0
+            measured["silent_share"] = 1 - fmean(map(_has_spread, groups)) if groups else 1.0
             measured |= await self._dev(environment, number)
-        return RolloutBatch([[one.rollout for one in group] for group in groups], measured)
+        return RolloutBatch([[scored.rollout for scored in group] for group in groups], measured)
 
     def _environment(self, engine: Engine) -> Environment:
         """Returns an environment without structured decoding, which would change the policy."""
@@ -126,19 +130,17 @@ class Rollouts:
         groups: list[list[ScoredRollout]] = []
         wanted, drawn = settings.batch_questions, 0
         while wanted > 0 and waiting:
-            asked, waiting = waiting[:wanted], waiting[wanted:]
-            found = await self._draw(environment, number, asked, lost)
-            drawn += len(asked) * settings.group_size
+            questions, waiting = waiting[:wanted], waiting[wanted:]
+            groups += filter(None, await self._draw(environment, number, questions, lost))
+            drawn += len(questions) * settings.group_size
             self._check_lost(number, lost, drawn)
-            groups += [group for group in found if group]
-            with_spread = sum(has_spread([one.rollout.reward for one in group]) for group in groups)
-            wanted = settings.batch_questions - with_spread
+            wanted = settings.batch_questions - sum(map(_has_spread, groups))
         return groups, _by_reason(lost)
 
     def _check_lost(self, number: int, lost: Sequence[BranchwiseError | None], drawn: int) -> None:
         share = self.recipe.limits.max_failed_share
         if len(lost) > max(1, share * drawn):
-            last = next((f" The last error: {one}." for one in reversed(lost) if one), "")
+            last = next((f" The last error: {error}." for error in reversed(lost) if error), "")
             raise TrainingError(
                 f"batch {number}: {len(lost)} of {drawn} rollouts failed "
                 f"({listed(_by_reason(lost))}), more than limits.max_failed_share ({share:g})."
@@ -163,7 +165,7 @@ class Rollouts:
         self,
         environment: Environment,
         number: int,
-        asked: Sequence[tuple[Question, str]],
+        questions: Sequence[tuple[Question, str]],
         lost: list[BranchwiseError | None],
     ) -> list[list[ScoredRollout]]:
         """Draws a group per question; appends the errors of lost rollouts to `lost`.
@@ -172,21 +174,21 @@ class Rollouts:
         """
         size = self.recipe.training.grpo.group_size
         sampling = sampling_for(self.recipe.policy)
-        progress = Progress(f"batch {number}", len(asked) * size, spent=self.ledger.totals)
+        progress = Progress(f"batch {number}", len(questions) * size, spent=self.ledger.totals)
         # Keyed by draw: sums of floats, and therefore the weights, depend on the order.
-        drawn: list[dict[int, ScoredRollout]] = [{} for _ in asked]
-        draws = ((index, draw) for index in range(len(asked)) for draw in range(size))
+        drawn: list[dict[int, ScoredRollout]] = [{} for _ in questions]
 
         async def roll(item: tuple[int, int]) -> ScoredRollout | None:
-            (question, path), draw = asked[item[0]], item[1]
+            (question, path), draw = questions[item[0]], item[1]
             return await self._rollout(environment, question, sampling, path, draw)
 
+        draws = product(range(len(questions)), range(size))
         async with progress.shown(self.context.console):
-            async for (index, draw), found in self._attempts(draws, roll, progress):
-                if isinstance(found, ScoredRollout):
-                    drawn[index][draw] = found
+            async for (index, draw), outcome in self._attempts(draws, roll, progress):
+                if isinstance(outcome, ScoredRollout):
+                    drawn[index][draw] = outcome
                 else:
-                    lost.append(found)
+                    lost.append(outcome)
         return [[group[draw] for draw in sorted(group)] for group in drawn]
 
     async def _attempts(
@@ -198,27 +200,18 @@ class Rollouts:
             BudgetExceeded: If the gate closed.
         """
         at_once = 2 * self.recipe.limits.max_concurrency
-        async for one in attempt_each(self.gate.admit(items), work, at_once, progress):
-            yield one
+        async for attempted in attempt_each(self.gate.admit(items), work, at_once, progress):
+            yield attempted
         if self.gate.closed():
-            self.gate.check()
             raise BudgetExceeded(str(self.gate.reason))
 
     async def _rollout(
-        self,
-        environment: Environment,
-        question: Question,
-        sampling: Sampling,
-        path: str,
-        draw: int,
+        self, environment: Environment, question: Question, sampling: Sampling, path: str, draw: int
     ) -> ScoredRollout | None:
         """Draws a rollout; returns None if the scheme cannot score it."""
+        root = await environment.root(question)
         trajectory = await environment.trajectory(
-            await environment.root(question),
-            sampling,
-            question_id=question.id,
-            path=path,
-            draw=draw,
+            root, sampling, question_id=question.id, path=path, draw=draw
         )
         outcome = self.scheme.outcome(trajectory.state, question)
         if outcome.total is None:
@@ -238,20 +231,24 @@ class Rollouts:
             return await self._rollout(environment, question, sampling, "grpo-dev", 0)
 
         attempts = self._attempts(self.dev, answer, Progress("dev", len(self.dev)))
-        rows = [found.row async for _, found in attempts if isinstance(found, ScoredRollout)]
+        rows = [scored.row async for _, scored in attempts if isinstance(scored, ScoredRollout)]
         lost = len(self.dev) - len(rows)
-        found = {"dev_lost": float(lost)} if lost else {}
+        measured = {"dev_lost": float(lost)} if lost else {}
         if rows:
-            found["dev_em"] = fmean(row.em or 0.0 for row in rows)
+            measured["dev_em"] = fmean(row.em or 0.0 for row in rows)
             self.context.log(
-                f"batch {number}: greedy EM on dev {100 * found['dev_em']:.1f} % of "
+                f"batch {number}: greedy EM on dev {100 * measured['dev_em']:.1f} % of "
                 f"{len(rows)} questions"
             )
-        return found
+        return measured
+
+
+def _has_spread(group: Sequence[ScoredRollout]) -> bool:
+    return has_spread([scored.rollout.reward for scored in group])
 
 
 def _by_reason(lost: Iterable[BranchwiseError | None]) -> Counter[str]:
-    return Counter("unscored" if one is None else type(one).__name__ for one in lost)
+    return Counter("unscored" if error is None else type(error).__name__ for error in lost)
 
 
 def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
@@ -267,14 +264,14 @@ def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
 def _curve(finished: Sequence[ScoredRollout]) -> dict[str, float]:
     if not finished:
         return {"rollouts": 0.0}
-    rows = [one.row for one in finished]
+    rows = [scored.row for scored in finished]
     values: dict[str, list[float | None]] = {
-        "reward": [one.rollout.reward for one in finished],
+        "reward": [scored.rollout.reward for scored in finished],
         "em": [row.em for row in rows],
         "f1": [row.f1 for row in rows],
         "answer_rate": [float(bool(row.prediction)) for row in rows],
         "format_ok": [float(row.format_ok) for row in rows],
-        "policy_tokens": [float(one.rollout.sampled) for one in finished],
+        "policy_tokens": [float(scored.rollout.sampled) for scored in finished],
         "total_tokens": [float(row.turn_tokens or row.input_tokens) for row in rows],
         "calls": [float(row.steps) for row in rows],
         "retrievals": [
@@ -284,14 +281,12 @@ def _curve(finished: Sequence[ScoredRollout]) -> dict[str, float]:
         "evaluated": [row.evaluated for row in rows],
         "copied": [row.copied for row in rows],
     }
-    for name in dict.fromkeys(name for one in finished for name in one.outcome.components):
-        values[f"reward/{name}"] = [one.outcome.components.get(name) for one in finished]
-    means = {
-        name: [value for value in found if value is not None] for name, found in values.items()
-    }
+    for name in dict.fromkeys(name for scored in finished for name in scored.outcome.components):
+        values[f"reward/{name}"] = [scored.outcome.components.get(name) for scored in finished]
+    known = {name: [v for v in column if v is not None] for name, column in values.items()}
     endings = Counter(row.stop_reason for row in rows)
     return {
         "rollouts": float(len(finished)),
-        **{name: fmean(known) for name, known in means.items() if known},
+        **{name: fmean(column) for name, column in known.items() if column},
         **{f"end/{reason}": count / len(rows) for reason, count in sorted(endings.items())},
     }

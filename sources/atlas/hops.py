@@ -16,36 +16,27 @@ from storage.records import Passage
 class Relation:
     """A fact of a place: its names in questions and queries, and its sentence in evidence."""
 
-    key: str
     names: tuple[str, ...]
     states: str
 
 
 COUNTRY_RELATIONS = {
-    r.key: r
-    for r in (
-        Relation("capital", ("capital", "capital city"), "{a} is the capital of {s}"),
-        Relation("currency", ("currency", "money"), "The currency of {s} is the {a}"),
-        Relation("domain", ("internet domain", "web domain"), "The internet domain of {s} is {a}"),
-        Relation(
-            "dialling_code", ("dialling code", "telephone code"), "The dialling code of {s} is {a}"
-        ),
-        Relation("continent", ("continent", "part of the world"), "{s} lies in {a}"),
-        Relation(
-            "area",
-            ("area in square kilometres", "surface area"),
-            "The area of {s} is {a} square kilometres",
-        ),
-        Relation("population", ("population", "number of inhabitants"), "{s} has {a} inhabitants"),
-    )
+    "capital": Relation(("capital", "capital city"), "{a} is the capital of {s}"),
+    "currency": Relation(("currency", "money"), "The currency of {s} is the {a}"),
+    "domain": Relation(("internet domain", "web domain"), "The internet domain of {s} is {a}"),
+    "dialling_code": Relation(
+        ("dialling code", "telephone code"), "The dialling code of {s} is {a}"
+    ),
+    "continent": Relation(("continent", "part of the world"), "{s} lies in {a}"),
+    "area": Relation(
+        ("area in square kilometres", "surface area"), "The area of {s} is {a} square kilometres"
+    ),
+    "population": Relation(("population", "number of inhabitants"), "{s} has {a} inhabitants"),
 }
 CITY_RELATIONS = {
-    r.key: r
-    for r in (
-        Relation("country", ("country",), "{s} is in {a}"),
-        Relation("population", ("population", "number of inhabitants"), "{s} has {a} inhabitants"),
-        Relation("time_zone", ("time zone", "local time"), "The time zone of {s} is {a}"),
-    )
+    "country": Relation(("country",), "{s} is in {a}"),
+    "population": Relation(("population", "number of inhabitants"), "{s} has {a} inhabitants"),
+    "time_zone": Relation(("time zone", "local time"), "The time zone of {s} is {a}"),
 }
 
 
@@ -83,16 +74,16 @@ def city_value(city: City, country: Country, relation: str) -> str:
 def country_hop(country: Country, relation: str) -> AtlasHop:
     """Returns the search for a fact of a country."""
     words, value = COUNTRY_RELATIONS[relation], country_value(country, relation)
-    return _hop(country.name, country_text(country), words, value)
+    return _hop(country.name, country_text(country), relation, words, value)
 
 
 def city_hop(city: City, country: Country, relation: str) -> AtlasHop:
     """Returns the search for a fact of a city."""
     words, value = CITY_RELATIONS[relation], city_value(city, country, relation)
-    return _hop(city.name, city_text(city, country), words, value)
+    return _hop(city.name, city_text(city, country), relation, words, value)
 
 
-def _hop(name: str, text: FactPassage, words: Relation, value: str) -> AtlasHop:
+def _hop(name: str, text: FactPassage, relation: str, words: Relation, value: str) -> AtlasHop:
     queries = (f"{name} {words.names[0]}", f"{words.names[0]} of {name}", name)
-    evidence = (text.sentences[words.key], words.states.format(s=name, a=value))
+    evidence = (text.sentences[relation], words.states.format(s=name, a=value))
     return AtlasHop(queries, text.passage, evidence)

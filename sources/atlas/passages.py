@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from sources.atlas.facts import City, Country, Facts
+from sources.atlas.facts import City, Country
 from sources.splits import hashed
 from storage.records import Passage
 
@@ -113,10 +113,3 @@ def city_text(city: City, country: Country) -> FactPassage:
     pick.shuffle(rest)
     passage = Passage(id=city_id(city), title=name, text=" ".join([opening, *rest]))
     return FactPassage(passage, {"country": opening, "population": people, "time_zone": clocks})
-
-
-def build_corpus(facts: Facts) -> list[Passage]:
-    """Returns a passage for every country, then one for every city."""
-    countries = [country_text(country).passage for country in facts.countries.values()]
-    cities = [city_text(city, facts.countries[city.iso]).passage for city in facts.cities]
-    return countries + cities

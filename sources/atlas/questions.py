@@ -77,11 +77,11 @@ class Author:
     @cached_property
     def cities(self) -> dict[str, list[City]]:
         """Cities whose name means only one place, by country."""
-        found: dict[str, list[City]] = {country.iso: [] for country in self.countries}
+        by_country: dict[str, list[City]] = {country.iso: [] for country in self.countries}
         for city in self.facts.cities:
-            if city.iso in found and city.name in self.facts.unique:
-                found[city.iso].append(city)
-        return {iso: cities for iso, cities in found.items() if cities}
+            if city.iso in by_country and city.name in self.facts.unique:
+                by_country[city.iso].append(city)
+        return {iso: cities for iso, cities in by_country.items() if cities}
 
     def draw(self, kind: str, pick: random.Random) -> Draft | None:
         """Returns a question of `kind`, or None if the drawn places do not allow one."""
@@ -136,51 +136,52 @@ class Author:
 
     def _bridge3(self, pick: random.Random) -> Draft | None:
         city, country = self._city(pick)
-        capital = self.facts.capital_of(country)
-        if capital is None or capital.name == city.name:
+        if country.capital == city.name:
             return None
-        key = pick.choice(("population", "time_zone"))
-        word = pick.choice(CITY_RELATIONS[key].names)
-        text = pick.choice(
-            [
-                "What is the {w} of the capital of the country where {s} lies?",
-                "{s} lies in a country; what is the {w} of its capital?",
-                "Name the {w} of the capital that governs {s}.",
-                "Which {w} has the capital of the country around {s}?",
-            ]
-        ).format(w=word, s=city.name)
-        hops = (
-            city_hop(city, country, "country"),
-            country_hop(country, "capital"),
-            city_hop(capital, country, key),
-        )
-        return Draft("bridge", text, (city_value(capital, country, key),), hops)
+        wordings = [
+            "What is the {w} of the capital of the country where {s} lies?",
+            "{s} lies in a country; what is the {w} of its capital?",
+            "Name the {w} of the capital that governs {s}.",
+            "Which {w} has the capital of the country around {s}?",
+        ]
+        first_hop = city_hop(city, country, "country")
+        return self._about_capital(pick, "bridge", country, wordings, city.name, first_hop)
 
     def _compositional(self, pick: random.Random) -> Draft | None:
         country = self._country(pick)
+        wordings = [
+            "What is the {w} of the capital of {s}?",
+            "Take the capital of {s}: what is its {w}?",
+            "Name the {w} of the city from which {s} is governed.",
+            "Which {w} does the seat of government of {s} have?",
+        ]
+        return self._about_capital(pick, "compositional", country, wordings, country.name)
+
+    def _about_capital(
+        self,
+        pick: random.Random,
+        kind: str,
+        country: Country,
+        wordings: list[str],
+        subject: str,
+        *first_hops: AtlasHop,
+    ) -> Draft | None:
         capital = self.facts.capital_of(country)
         if capital is None:
             return None
         key = pick.choice(("population", "time_zone"))
         word = pick.choice(CITY_RELATIONS[key].names)
-        text = pick.choice(
-            [
-                "What is the {w} of the capital of {s}?",
-                "Take the capital of {s}: what is its {w}?",
-                "Name the {w} of the city from which {s} is governed.",
-                "Which {w} does the seat of government of {s} have?",
-            ]
-        ).format(w=word, s=country.name)
-        hops = (country_hop(country, "capital"), city_hop(capital, country, key))
-        return Draft("compositional", text, (city_value(capital, country, key),), hops)
+        text = pick.choice(wordings).format(w=word, s=subject)
+        hops = (*first_hops, country_hop(country, "capital"), city_hop(capital, country, key))
+        return Draft(kind, text, (city_value(capital, country, key),), hops)
 
     def _comparison(self, pick: random.Random) -> Draft | None:
-        (one, home), (two, other) = self._city(pick), self._city(pick)
-        if one.id == two.id:
+        (first, home), (second, other) = self._city(pick), self._city(pick)
+        if first.id == second.id:
             return None
         if pick.random() < 0.2:
-            return self._same_country(pick, (one, home), (two, other))
-        if one.population == two.population:
+            return self._same_country(pick, first, home, second, other)
+        if first.population == second.population:
             return None
         text = pick.choice(
             [
@@ -189,21 +190,20 @@ class Author:
                 "{a} or {b}: where do more people live?",
                 "Between {a} and {b}, which has the larger population?",
             ]
-        ).format(a=one.name, b=two.name)
-        larger = max(one, two, key=lambda c: c.population)
+        ).format(a=first.name, b=second.name)
+        larger = max(first, second, key=lambda c: c.population)
         hops = (
-            city_hop(one, home, "population"),
-            city_hop(two, other, "population"),
+            city_hop(first, home, "population"),
+            city_hop(second, other, "population"),
         )
         return Draft("comparison", text, (larger.name,), hops)
 
     def _same_country(
-        self, pick: random.Random, first: tuple[City, Country], second: tuple[City, Country]
+        self, pick: random.Random, first: City, home: Country, second: City, other: Country
     ) -> Draft | None:
-        (one, home), (two, other) = first, second
         if pick.random() < 0.5:  # otherwise nearly every answer is "no"
-            two, other = pick.choice(self.cities[home.iso]), home
-        if one.id == two.id:
+            second, other = pick.choice(self.cities[home.iso]), home
+        if first.id == second.id:
             return None
         text = pick.choice(
             [
@@ -212,8 +212,8 @@ class Author:
                 "Is {a} in the same country as {b}?",
                 "Do {a} and {b} belong to one country?",
             ]
-        ).format(a=one.name, b=two.name)
-        hops = (city_hop(one, home, "country"), city_hop(two, other, "country"))
+        ).format(a=first.name, b=second.name)
+        hops = (city_hop(first, home, "country"), city_hop(second, other, "country"))
         return Draft("comparison", text, ("yes" if home == other else "no",), hops)
 
     def _unanswerable(self, pick: random.Random) -> Draft | None:
@@ -241,8 +241,8 @@ def _words(text: str) -> str:
 
     ".is" and "+47" keep their sign; otherwise Iceland's domain would be "is".
     """
-    found = (word[: word[0] in ".+"] + folded(word) for word in _WORD.findall(text))
-    return f" {' '.join(found)} "
+    words = (word[: word[0] in ".+"] + folded(word) for word in _WORD.findall(text))
+    return f" {' '.join(words)} "
 
 
 def questions_of(facts: Facts, split: Split, seed: int) -> Iterator[Question]:

@@ -31,26 +31,18 @@ class Shelf:
         """
         pick = random.Random(hashed("references", self.seed, question.id))
         texts = {name: self._passage(self._places[name]) for name in question.supporting_ids}
-        wanted = [self._near(self._places[name]) for name in texts] or [[]]
+        regions = [self._neighbours[_region(self._places[name])] for name in texts] or [[]]
         while len(texts) < n:
-            near = wanted[len(texts) % len(wanted)]
-            others = [place for place in near if _id(place) not in texts]
-            found = self._passage(pick.choice(others or self._countries))
-            texts[found.id] = found
+            region = regions[len(texts) % len(regions)]
+            others = [place for place in region if _id(place) not in texts]
+            distractor = self._passage(pick.choice(others or self._countries))
+            texts[distractor.id] = distractor
         shown = pick.sample(list(texts.values()), len(texts))
-        return question.model_copy(
-            update={
-                "paragraphs": tuple(
-                    Paragraph(
-                        title=passage.title,
-                        text=passage.text,
-                        is_supporting=passage.id in question.supporting_ids,
-                        id=passage.id,
-                    )
-                    for passage in shown
-                )
-            }
+        paragraphs = tuple(
+            Paragraph(**dict(passage), is_supporting=passage.id in question.supporting_ids)
+            for passage in shown
         )
+        return question.model_copy(update={"paragraphs": paragraphs})
 
     @cached_property
     def _countries(self) -> list[City | Country]:
@@ -63,18 +55,19 @@ class Shelf:
     @cached_property
     def _neighbours(self) -> dict[str, list[City | Country]]:
         """Cities by country, and countries by continent."""
-        found: dict[str, list[City | Country]] = defaultdict(list)
+        by_region: dict[str, list[City | Country]] = defaultdict(list)
         for place in self._places.values():
-            found[place.iso if isinstance(place, City) else place.continent].append(place)
-        return found
-
-    def _near(self, place: City | Country) -> list[City | Country]:
-        return self._neighbours[place.iso if isinstance(place, City) else place.continent]
+            by_region[_region(place)].append(place)
+        return by_region
 
     def _passage(self, place: City | Country) -> Passage:
         if isinstance(place, Country):
             return country_text(place).passage
         return city_text(place, self.facts.countries[place.iso]).passage
+
+
+def _region(place: City | Country) -> str:
+    return place.iso if isinstance(place, City) else place.continent
 
 
 def _id(place: City | Country) -> str:

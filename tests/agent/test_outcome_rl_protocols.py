@@ -42,7 +42,7 @@ async def test_each_rollout_gets_the_reward_of_its_case(case: Case) -> None:
         pytest.skip(reason)
     end, environment = await follow(case)
     segments = list(environment.protocol.segments(end.state))
-    outcome = case.outcome(segments)
+    outcome, _ = case.outcome(segments)
     assert outcome.total == pytest.approx(case.expected["total"]), case.why
 
 

@@ -2,7 +2,12 @@
 
 import re
 
+import pytest
+
+from agent.evo_rag import EvoRAG
+from agent.protocol import AgentProtocol
 from agent.reading import Reading
+from agent.reasonrag import ReasonRAG
 from agent.state import Action, State
 from storage.records import RetrievedPassage
 
@@ -32,9 +37,6 @@ def test_examples_are_turns_that_the_protocol_accepts() -> None:
         answer = PROTOCOL.parse(state, replied.content, last=False)
         assert PROTOCOL.render(answer) == replied.content
         assert re.fullmatch(r"<passage>[^<>]*</passage>\nQuestion: .*", asked.content)
-    edited = {**PROTOCOL.prompts, "examples": ""}
-    without = type("Edited", (Reading,), {"prompts": edited})()
-    assert without.prompt_hash != PROTOCOL.prompt_hash
 
 
 def test_an_answer_is_the_only_valid_action_and_ends_the_turn() -> None:
@@ -47,3 +49,12 @@ def test_an_answer_is_the_only_valid_action_and_ends_the_turn() -> None:
         regex = PROTOCOL.structure(state, last=forced).value
         assert re.fullmatch(regex, PROTOCOL.render(answer))
         assert not re.fullmatch(regex, "<query>Yate</query>")
+
+
+@pytest.mark.parametrize("protocol", [EvoRAG, ReasonRAG, Reading])
+def test_prompt_hash_covers_every_prompt(protocol: type[AgentProtocol]) -> None:
+    prompts = dict(protocol().prompts)
+    assert len(prompts) > 2
+    for name, text in prompts.items():
+        edited = type("Edited", (protocol,), {"prompts": {**prompts, name: f"{text}."}})
+        assert edited().prompt_hash != protocol().prompt_hash

@@ -38,7 +38,6 @@ def test_an_answer_stays_verbatim(answer: str) -> None:
     ("text", "why"),
     [
         ("", "no tag"),
-        ("<query></query>", "empty"),
         ("<query>  </query>", "blank"),
         ("<query>a", "not closed"),
         ("<query>a</answer>", "crossed"),
@@ -47,7 +46,6 @@ def test_an_answer_stays_verbatim(answer: str) -> None:
         ("<evidence>a</evidence>", "wrong stage"),
         ("<answer>a<query>b</query></answer>", "nested"),
         ("<answer>a</answer></answer>", "closed twice"),
-        ("answer: Paris", "no tag at all"),
     ],
 )
 def test_malformed_text_is_invalid_and_ends_the_trajectory(text: str, why: str) -> None:
@@ -99,15 +97,6 @@ def test_structured_text_always_parses(kind: str, content: str) -> None:
     if re.fullmatch(PROTOCOL.structure(ROOT, last=False).value, text):
         action = PROTOCOL.parse(ROOT, text, last=False)
         assert action.kind == ("invalid" if not content.strip() else kind)
-
-
-def test_prompt_hash_covers_every_prompt() -> None:
-    prompts = dict(PROTOCOL.prompts)
-    assert set(prompts) == {"first", "reasoning", "grounding", "forced"}
-    for name, text in prompts.items():
-        edited = {**prompts, name: f"{text}."}
-        changed = type("Edited", (ReasonRAG,), {"prompts": edited})()
-        assert changed.prompt_hash != PROTOCOL.prompt_hash
 
 
 def test_history_shows_contents_or_whole_responses() -> None:

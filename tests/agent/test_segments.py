@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.segments import (
-    AUTOREFINE,
     EVAL_RAR,
     R1_SEARCHER,
-    SEARCH_R1,
     Segment,
     first_pair,
     outside,
@@ -24,18 +22,12 @@ TEXT = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 
 def test_tags_are_read_in_order_with_their_positions() -> None:
     text = "a<think>b<|begin_of_query|></think><<|end_of_query|><evaluate>"
-    found = list(tags(text, R1_SEARCHER))
-    assert [(tag.name, tag.closing) for tag in found] == [
-        ("think", False),
-        ("query", False),
-        ("think", True),
-        ("query", True),
-    ]
-    assert [text[tag.start : tag.end] for tag in found] == [
-        "<think>",
-        "<|begin_of_query|>",
-        "</think>",
-        "<|end_of_query|>",
+    found = [(t.name, t.closing, text[t.start : t.end]) for t in tags(text, R1_SEARCHER)]
+    assert found == [
+        ("think", False, "<think>"),
+        ("query", False, "<|begin_of_query|>"),
+        ("think", True, "</think>"),
+        ("query", True, "<|end_of_query|>"),
     ]
 
 
@@ -46,15 +38,10 @@ def test_tags_are_read_in_order_with_their_positions() -> None:
         ("x<answer> <b>Paris</b>\n</answer>y", " <b>Paris</b>\n"),
         ("<answer><think>Paris</answer>", "<think>Paris"),  # another section's tags are text
         ("<answer></answer>", ""),
-        ("<answer>Paris", None),
-        ("Paris</answer>", None),
         ("</answer>Paris<answer>", None),
         ("<answer>Paris</answer><answer>Rome</answer>", None),
-        ("<answer><answer>Paris</answer></answer>", None),
-        ("<answer>Paris</answer></answer>", None),
         ("<Answer>Paris</Answer>", None),
         ("<answer >Paris</answer>", None),
-        ("", None),
     ],
 )
 def test_a_section_is_one_opening_and_one_closing_tag(text: str, content: str | None) -> None:
@@ -79,12 +66,6 @@ def test_the_first_pair_has_no_tag_inside() -> None:
     assert action("<search> </search><answer>b</answer>") == "<search> </search>"
     assert action("<evaluate>a</evaluate>") is None
     assert action("<search>a</answer>") is None
-
-
-def test_each_search_protocol_has_its_own_set_of_tags() -> None:
-    assert set(SEARCH_R1.pairs) == {"think", "search", "information", "answer"}
-    assert set(EVAL_RAR.pairs) == {*SEARCH_R1.pairs, "evaluate"}
-    assert set(AUTOREFINE.pairs) == {"think", "search", "documents", "refine", "answer"}
 
 
 def test_no_tag_forms_across_two_calls() -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from sample_records import a_node, a_pair
+from sample_records import a_node, a_pair, a_rollout
 
 from analysis.diagnosis import pair_figures, similarity, tree_figures
-from storage.records import Message, Pair, Rollout, TreeNode
+from storage.records import Message, Pair, TreeNode
 
 QUERIES = {"chosen_action": "query", "rejected_action": "query"}
 
@@ -77,16 +77,7 @@ def a_tree(question: str, *children: tuple[float | None, float | None]) -> list[
     )
     nodes = [root]
     for number, (reward, f1) in enumerate(children, start=1):
-        rollout = Rollout(
-            draw=0,
-            answer=None if f1 is None else "x",
-            em=None,
-            f1=f1,
-            steps=2,
-            forced=False,
-            tokens=3,
-            stop_reason="invalid" if f1 is None else "answer",
-        )
+        rollout = a_rollout(None if f1 is None else "x", f1=f1)
         nodes.append(
             a_node(
                 tree_id=question,

@@ -25,12 +25,6 @@ def test_the_last_rollout_of_each_label(first: int, label: str) -> None:
     assert difficulty_of(first) == label
 
 
-def test_a_question_that_is_right_once_in_ten_is_mostly_easy() -> None:
-    chances = {first: 0.9 ** (first - 1) * 0.1 for first in range(1, 33)}
-    easy = sum(chance for first, chance in chances.items() if difficulty_of(first) == "easy")
-    assert easy == pytest.approx(0.61, abs=0.005)
-
-
 def rated(numbers: dict[str, int]) -> list[Difficulty]:
     """Returns the given number of rated questions for each `<source>/<label>`."""
     return [

@@ -23,9 +23,10 @@ def test_identical_policies_have_a_difference_of_zero() -> None:
     assert not found.excludes_zero
 
 
-def test_a_constant_shift_has_an_interval_of_width_zero() -> None:
-    base = [0.1, 0.9, 0.4, 0.2, 0.3, 0.7]
-    found = crossed_bootstrap(base, [x + 0.05 for x in base], resamples=500)
+@pytest.mark.parametrize("shape", [(6,), (60, 3)])
+def test_a_constant_shift_has_an_interval_of_width_zero(shape: tuple[int, ...]) -> None:
+    base = np.random.default_rng(2).random(shape)
+    found = crossed_bootstrap(base, base + 0.05, resamples=500)
     assert (found.mean, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05))
     assert found.excludes_zero
 
@@ -52,25 +53,12 @@ def test_interval_width_agrees_with_the_normal_approximation() -> None:
     assert found.high == pytest.approx(0.05 + 1.96 * 0.0192, abs=0.003)
 
 
-def test_crossed_bootstrap_pairs_scores_by_position() -> None:
-    # The same scores in another order: equal as sets, but different in every pair.
-    found = crossed_bootstrap([0, 1] * 50, [1, 0] * 50, resamples=2_000)
-    assert found.mean == 0.0
-    assert found.high > 0.1
-
-
 def test_intervals_depend_on_the_seed_and_not_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     base, other = [0, 1, 1, 0, 0, 1, 0], [1, 1, 0, 1, 0, 1, 1]
     first = crossed_bootstrap(base, other, resamples=1_000, seed=5)
     assert first == crossed_bootstrap(base, other, resamples=1_000, seed=5)
     monkeypatch.setattr(significance, "_CHUNK_DRAWS", 70)
     assert first == crossed_bootstrap(base, other, resamples=1_000, seed=5)
-
-
-@pytest.mark.parametrize(("base", "other"), [([], []), ([1.0], [1.0, 0.0])])
-def test_lists_that_cannot_be_paired_raise_an_error(base: list[float], other: list[float]) -> None:
-    with pytest.raises(ValueError, match="pair"):
-        crossed_bootstrap(base, other)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
@@ -113,12 +101,6 @@ def test_interval_over_two_seeds_has_the_variance_of_the_trainings() -> None:
     found = crossed_bootstrap(np.zeros((30, 1)), np.tile([0.0, 0.2], (30, 1)), resamples=2_000)
     half = 0.1 * 2**0.5
     assert (found.low, found.high) == (pytest.approx(0.1 - half), pytest.approx(0.1 + half))
-
-
-def test_scores_are_resampled_in_pairs() -> None:
-    base = np.random.default_rng(2).random((60, 3))
-    found = crossed_bootstrap(base, base + 0.05, resamples=500)
-    assert (found.low, found.high) == pytest.approx((0.05, 0.05))
 
 
 def test_a_single_column_is_compared_with_every_seed() -> None:
@@ -171,6 +153,8 @@ def test_holm_by_hand() -> None:
 @pytest.mark.parametrize(
     ("base", "other"),
     [
+        (np.zeros(0), np.zeros(0)),
+        (np.zeros(1), np.zeros(2)),
         (np.zeros((3, 2)), np.zeros((3, 3))),
         (np.zeros((3, 1)), np.zeros((4, 1))),
         (np.zeros((0, 2)), np.zeros((0, 2))),

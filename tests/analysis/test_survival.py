@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sample_records import a_pair
+from sample_records import a_pair, a_rollout
 
 from analysis.survival import Fresh, Worth, order_verdict, sample_pairs, survival_table
 from runs.recipe import Recipe
@@ -16,12 +16,6 @@ def worth(**settings: Any) -> Worth:
 
 
 NO_COST = worth(alpha=1.0)
-
-
-def a_rollout(answer: str | None, steps: int = 3, **changes: Any) -> Rollout:
-    fields = {"draw": 0, "em": None, "f1": None, "forced": False, "tokens": 9}
-    reason = {"stop_reason": "answer" if answer else "invalid"}
-    return Rollout.model_validate({"answer": answer, "steps": steps, **fields, **reason, **changes})
 
 
 def rolled(node: int, *rollouts: Rollout, tree: str = "t1") -> FreshRollouts:

@@ -15,7 +15,11 @@ from annotation.judge import Judge
 from base.errors import BudgetExceeded, EndpointError
 from engines.sampling import Capabilities, Completion, SampleRequest, Sampling
 from engines.settings import JudgeSettings
+from rewards.scheme import NodeEvaluation
 from runs.recipe import Recipe
+
+HALVING = Recipe.model_validate({"name": "x", "rewards": {"alpha": 0.5}}).scheme
+"""Scheme in which every step halves the value of an answer."""
 
 
 class Faulty(ScriptedEngine):
@@ -44,11 +48,11 @@ class Faulty(ScriptedEngine):
         return await super().sample(request)
 
 
-async def evaluate_root(engine: Faulty) -> None:
+async def evaluate_root(engine: ScriptedEngine) -> NodeEvaluation:
     environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
-    evaluator = RolloutEvaluator(environment, Sampling(), 2, Recipe(name="x").scheme)
+    evaluator = RolloutEvaluator(environment, Sampling(), 2, HALVING)
     question = a_question()
-    await evaluator.evaluate(question, State(question.question), "0")
+    return await evaluator.evaluate(question, State(question.question), "0")
 
 
 @pytest.mark.parametrize(
@@ -71,11 +75,7 @@ async def test_a_node_has_the_mean_outcome_of_its_rollouts() -> None:
     engine = ScriptedEngine(
         lambda request: f"<answer>{('Paris', 'Rome')[request.identity.draw]}</answer>"
     )
-    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
-    scheme = Recipe.model_validate({"name": "x", "rewards": {"alpha": 0.5}}).scheme
-    question = a_question()
-    evaluator = RolloutEvaluator(environment, Sampling(), 2, scheme)
-    node = await evaluator.evaluate(question, State(question.question), "0")
+    node = await evaluate_root(engine)
     assert node.value == (0.5 + 0) / 2
     assert [(rollout.draw, rollout.f1) for rollout in node.rollouts] == [(0, 1.0), (1, 0.0)]
 
@@ -85,8 +85,7 @@ QUERY = Step("reasoning", "<query>France</query>", Action("query", "France"))
 
 async def test_the_judge_score_is_discounted_by_the_depth_of_the_state() -> None:
     engine = ScriptedEngine(lambda _: "So the score is 0.75.", capabilities=Capabilities())
-    scheme = Recipe.model_validate({"name": "x", "rewards": {"alpha": 0.5}}).scheme
-    evaluator = JudgeEvaluator(Judge(engine, JudgeSettings()), scheme)
+    evaluator = JudgeEvaluator(Judge(engine, JudgeSettings()), HALVING)
     state = State("Q?").after(QUERY, "grounding").after(QUERY, "grounding")
     judged = await evaluator.evaluate(a_question(), state, "0/0")
     assert (judged.value, judged.judge_score) == (0.75 * 0.5**2, 0.75)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sample_records import a_node
 
 from annotation.pairs import SiblingPair, sibling_pairs
 from annotation.settings import PairSettings
@@ -13,9 +14,8 @@ from storage.records import TreeNode
 
 
 def node(node_id: int, action: str, content: str, parent: int = 0) -> TreeNode:
-    return TreeNode(
-        tree_id="t", question_id="q", source="s", seed=0, node_id=node_id, parent_id=parent,
-        depth=1, stage="reasoning", action=action, text=content, content=content,
+    return a_node(
+        node_id=node_id, parent_id=parent, action=action, text=content, content=content,
         terminal=action in {"answer", "invalid"},
     )  # fmt: skip
 
@@ -32,16 +32,6 @@ def run(
     return [(p.chosen.node_id, p.rejected.node_id) for p in pairs], dropped
 
 
-def test_all_siblings_are_paired_and_the_higher_reward_is_chosen() -> None:
-    pairs, dropped = run(
-        (node(1, "query", "a"), Label(0.2, 3)),
-        (node(2, "query", "b"), Label(0.9, 3)),
-        (node(3, "answer", "c"), Label(0.5, 1)),
-    )
-    assert pairs == [(2, 1), (3, 1), (2, 3)]
-    assert not dropped
-
-
 def test_equal_siblings_are_compared_only_on_request_and_small_gaps_stay() -> None:
     nodes = [ROOT, *(node(i, "query", text) for i, text in enumerate("abc", start=1))]
     labels = [Label(None, 0), Label(0.5, 3), Label(0.5, 3), Label(0.5001, 3)]
@@ -52,13 +42,6 @@ def test_equal_siblings_are_compared_only_on_request_and_small_gaps_stay() -> No
         for pairs, _ in [sibling_pairs(nodes, labels, settings, ties=ties)]
     }
     assert sides == {False: [(3, 1), (3, 2)], True: [(1, 2), (3, 1), (3, 2)]}
-
-
-def test_children_of_different_parents_are_not_paired() -> None:
-    pairs, _ = run(
-        (node(1, "query", "a"), Label(0.2, 3)), (node(2, "query", "b", parent=1), Label(0.9, 3))
-    )
-    assert pairs == []
 
 
 @pytest.mark.parametrize(
@@ -136,18 +119,6 @@ def test_an_invalid_action_is_dropped_or_rejected_but_never_chosen() -> None:
     assert run(invalid, worthless, invalid="rejected", min_gap=0.0)[0] == []
 
 
-def pairs_of_two_states(**settings: Any) -> tuple[list[tuple[int, int]], Counter[str]]:
-    """Returns the pairs and drops of two states: 1, 2, 3 below the root and 4, 5 below 1."""
-    return run(
-        (node(1, "query", "France"), Label(0.2, 3)),
-        (node(2, "answer", "Lyon"), Label(0.9, 1)),
-        (node(3, "answer", "Rhone"), Label(0.5, 1)),
-        (node(4, "answer", "a city", parent=1), Label(0.8, 1)),
-        (node(5, "answer", "Paris, a city", parent=1), Label(0.4, 1)),
-        **settings,
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "pairs", "dropped"),
     [
@@ -169,11 +140,18 @@ def pairs_of_two_states(**settings: Any) -> tuple[list[tuple[int, int]], Counter
     ],
 )
 def test_pair_filters_and_counts_of_dropped_pairs(
-    settings: dict[str, object], pairs: list[tuple[int, int]], dropped: dict[str, int]
+    settings: dict[str, Any], pairs: list[tuple[int, int]], dropped: dict[str, int]
 ) -> None:
-    lengths = [len("France"), len("Lyon"), len("Rhone"), len("a city"), len("Paris, a city")]
-    assert lengths == [6, 4, 5, 6, 13]
-    assert pairs_of_two_states(**settings) == (pairs, dropped)
+    """Pairs all siblings of two states, 1, 2, 3 below the root and 4, 5 below 1, but no others."""
+    found = run(
+        (node(1, "query", "France"), Label(0.2, 3)),
+        (node(2, "answer", "Lyon"), Label(0.9, 1)),
+        (node(3, "answer", "Rhone"), Label(0.5, 1)),
+        (node(4, "answer", "a city", parent=1), Label(0.8, 1)),
+        (node(5, "answer", "Paris, a city", parent=1), Label(0.4, 1)),
+        **settings,
+    )
+    assert found == (pairs, dropped)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from agent.replay import replay_tree
 from agent.settings import AgentSettings
 from annotation.grower import GrownTree, grow
 from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, pair_rows, tree_rows
+from annotation.rows import Provenance, pair_row, tree_rows
 from annotation.settings import PairSettings
 from engines.sampling import Capabilities, SampleRequest, Sampling
 from mcts import SearchSettings
@@ -207,15 +207,6 @@ async def test_reasonrag_values_and_labels_follow_its_own_formula() -> None:
     assert [label.reward for label in labels] == pytest.approx([0.405, 0.405, 0.81, 0.0])
 
 
-# Pairs: |R(x+) − R(x−)| ≥ Δ, and optionally one pair per state.
-
-
-def paired(grove: Grove, **settings: Any) -> list[tuple[int, int, Any]]:
-    labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
-    pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings.model_validate(settings))
-    return [(p.chosen.node_id, p.rejected.node_id, pytest.approx(p.gap)) for p in pairs]
-
-
 def siblings() -> Grove:
     """One state with three children; Mid: κ 0.1, ρ 0.5, δ 0.5, γ 0.25 · 0.5, η 0.05."""
     grove = Grove()
@@ -223,25 +214,6 @@ def siblings() -> Grove:
     for last in (step("answer", "Paris"), step("answer", "Rome"), step("refuse")):
         grove.add(state, last)
     return grove
-
-
-def test_pairs_below_min_gap_are_dropped() -> None:
-    # Right 0.1 and wrong 0 (both less η), refusing wrongly −0.5: gaps 0.1, 0.6 and 0.5.
-    everything = [(2, 3, 0.1), (2, 4, 0.6), (3, 4, 0.5)]
-    assert paired(siblings(), min_gap=0.05) == everything
-    assert paired(siblings(), min_gap=0.2) == everything[1:]
-    assert paired(siblings(), min_gap=0.55) == everything[1:2]
-    assert paired(siblings(), min_gap=0.05, per_state="extremes") == everything[1:2]
-    assert paired(siblings(), min_gap=0.05, same_action=True) == everything[:1]
-
-
-def test_a_gap_equal_to_min_gap_is_kept() -> None:
-    nodes = siblings().nodes
-    labels = [Label(None, 0), Label(None, 0), Label(0.75, 1), Label(0.5, 1), Label(None, 0)]
-    found = {
-        gap: sibling_pairs(nodes, labels, PairSettings(min_gap=gap))[0] for gap in (0.25, 0.26)
-    }
-    assert {gap: len(pairs) for gap, pairs in found.items()} == {0.25: 1, 0.26: 0}
 
 
 def test_the_gap_of_a_pair_ignores_components_that_are_none_for_one_side() -> None:
@@ -261,6 +233,7 @@ def test_the_prompt_of_a_pair_is_that_of_the_shared_parent_state() -> None:
     labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
     pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings(min_gap=0.2))
     prompt = EvoRAG(AgentSettings(max_steps=6)).prompt
-    (row,) = pair_rows(QUESTION, pairs, grove.states, prompt, PROVENANCE)
+    (pair,) = pairs
+    row = pair_row(QUESTION, pair, prompt(grove.states[0]), PROVENANCE)
     assert (row.chosen_node, row.rejected_node) == (1, 3)
     assert [m.content for m in row.prompt] == [m.content for m in prompt(grove.states[0])]

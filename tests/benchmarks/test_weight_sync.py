@@ -13,6 +13,7 @@ from storage.records import Message
 pytestmark = pytest.mark.model
 
 
+@pytest.mark.long
 def test_wrong_weights_have_a_larger_error_than_synced_weights(tmp_path: Path) -> None:
     policy = ModelSettings(model=str(write_tiny_gguf(tmp_path / "tiny.gguf")), precision="f16")
     serving = EmbeddedServing(policy, 4, 1, tmp_path / "serving")

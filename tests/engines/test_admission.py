@@ -3,18 +3,19 @@
 import pytest
 
 from engines.endpoint.admission import AdaptiveLimit, CircuitBreaker
+from engines.endpoint.retry import RetryPolicy
 
 
 def open_breaker(threshold: int = 3) -> CircuitBreaker:
     """Returns a circuit breaker that has just opened, at time 0."""
-    breaker = CircuitBreaker(first_pause_s=1.0, longest_pause_s=60.0, patience_s=600.0)
+    breaker = CircuitBreaker(RetryPolicy())
     opened = [breaker.record_failure("no", 0.0, threshold) for _ in range(threshold)]
     assert opened == [False] * (threshold - 1) + [True]
     return breaker
 
 
 def test_a_success_between_failures_keeps_the_breaker_closed() -> None:
-    breaker = CircuitBreaker(1.0, 60.0, 600.0)
+    breaker = CircuitBreaker(RetryPolicy())
     for at in range(50):
         assert not breaker.record_failure("no", float(at), 3)
         assert not breaker.record_failure("no", float(at), 3)
@@ -68,7 +69,7 @@ def test_time_without_calls_does_not_count_as_failing() -> None:
 
 
 def test_two_failures_far_apart_do_not_make_it_give_up() -> None:
-    breaker = CircuitBreaker(1.0, 60.0, patience_s=600.0)
+    breaker = CircuitBreaker(RetryPolicy(patience_s=600.0))
     breaker.record_failure("slow", 0.0, 8)
     breaker.record_failure("slow", 600.0, 8)
     assert not breaker.given_up

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from base.errors import EndpointError
 from engines.endpoint.replies import UnreadableReply, read_ids_reply, read_reply
-from engines.endpoint.usage import UpperEstimate
+from engines.endpoint.usage import TokenCounter
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from storage.records import Message
 
@@ -35,7 +35,7 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def read(reply: Any) -> None:
     try:
-        said = read_reply(reply, REQUEST, model="asked", latency_s=0.1, counter=UpperEstimate())
+        said = read_reply(reply, REQUEST, model="asked", latency_s=0.1, counter=TokenCounter())
     except UnreadableReply:
         return
     assert isinstance(said, Completion)

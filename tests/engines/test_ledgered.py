@@ -96,7 +96,8 @@ async def test_draws_are_separate_calls_and_a_replay_makes_none(tmp_path: Path) 
         assert (await resumed.sample(other_place)).text == "1"
         assert (await resumed.sample(other_prompt)).text == "2"
         silent.digest = "trained"
-        assert (await resumed.sample(REQUEST)).text == "3"
+        trained = LedgeredEngine(silent, ledger)
+        assert (await trained.sample(REQUEST)).text == "3"
         assert ledger.totals().unpriced == 3
         assert len(silent.asked) == 3
 

@@ -11,7 +11,7 @@ from virtual_time import in_virtual_time, now
 
 from base.errors import BudgetExceeded, EndpointError
 from engines.endpoint.retry import FaultKind, RetryPolicy, TransientError
-from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
+from engines.endpoint.traffic import RequestScheduler, traffic_to
 
 
 def fault(kind: FaultKind = "trouble", retry_after_s: float | None = None) -> TransientError:
@@ -58,9 +58,7 @@ class Server:
 def traffic(
     most: int = 256, deadline_s: float = 900.0, **policy: Any
 ) -> tuple[RequestScheduler, list[str]]:
-    made = RequestScheduler(
-        "http://server", TrafficSettings(most, deadline_s, RetryPolicy(**policy))
-    )
+    made = RequestScheduler("http://server", most, deadline_s, RetryPolicy(**policy))
     said: list[str] = []
     made.on_event = said.append
     made.reached = True
@@ -384,9 +382,8 @@ def test_cancelled_calls_leave_no_slot_taken() -> None:
 
 def test_policy_and_judge_at_one_endpoint_share_its_limit() -> None:
     async def run() -> None:
-        settings = TrafficSettings(4, 900.0, RetryPolicy())
-        policy = traffic_to("http://server", settings)
-        assert policy is traffic_to("http://server", TrafficSettings(4, 900.0, RetryPolicy()))
-        assert policy is not traffic_to("http://another", settings)
+        policy = traffic_to("http://server", 4, 900.0, RetryPolicy())
+        assert policy is traffic_to("http://server", 4, 900.0, RetryPolicy())
+        assert policy is not traffic_to("http://another", 4, 900.0, RetryPolicy())
 
     in_virtual_time(run())

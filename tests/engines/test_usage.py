@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.endpoint.openai import OpenAIEngine
-from engines.endpoint.usage import TokenizerCount, UpperEstimate, usage_of
+from engines.endpoint.usage import TokenCounter, usage_of
 from engines.sampling import (
     CallIdentity,
     FinishReason,
@@ -18,12 +18,11 @@ from engines.sampling import (
     Sampling,
     Structure,
     Usage,
-    UsageBasis,
 )
 from engines.settings import ModelSettings
 from storage.records import Message
 from weights.chat_template import prompt_ids, target_ids
-from weights.policy_files import load_tokenizer, packaged_gguf
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 REQUEST = SampleRequest(
     (Message("system", "Answer."), Message("user", "Capital of France?")),
@@ -46,10 +45,8 @@ NO_COUNTS: list[Any] = [
 ]
 
 
-class FixedCounter:
+class FixedCounter(TokenCounter):
     """A counter with fixed counts."""
-
-    basis: UsageBasis = "tokenizer"
 
     def prompt(self, request: SampleRequest) -> int:
         return 1000
@@ -59,7 +56,7 @@ class FixedCounter:
 
 
 def read(usage: Any, text: str = "Paris") -> Usage:
-    return usage_of(usage, REQUEST, text, "stop", FixedCounter())
+    return usage_of(usage, REQUEST, text, "stop", FixedCounter(tokenizer="any"))
 
 
 @pytest.mark.parametrize("odd", NO_COUNTS)
@@ -107,7 +104,7 @@ def test_a_sum_has_the_roughest_basis_of_its_parts() -> None:
 
 
 def test_an_upper_estimate_covers_schema_and_hidden_reasoning() -> None:
-    count = UpperEstimate()
+    count = TokenCounter()
     plain = count.prompt(REQUEST)
     schema = Structure("json_schema", '{"type": "object"}')
     assert count.prompt(replace(REQUEST, structure=schema)) >= plain + len(schema.value)
@@ -123,7 +120,7 @@ async def test_an_engine_logs_the_basis_of_its_counts_once() -> None:
         )
         async with OpenAIEngine(settings, on_event=lines.append) as policy:
             draws = await asyncio.gather(*(policy.sample(REQUEST) for _ in range(5)))
-    upper = UpperEstimate()
+    upper = TokenCounter()
     expected = Usage(upper.prompt(REQUEST), 0, upper.reply(REQUEST, "Paris", "stop"), "bytes")
     assert [draw.usage for draw in draws] == [expected] * 5
     (line,) = lines
@@ -132,7 +129,7 @@ async def test_an_engine_logs_the_basis_of_its_counts_once() -> None:
 
 
 def tokenizer() -> Any:
-    return load_tokenizer(packaged_gguf())
+    return tokenizer_of(packaged_gguf())
 
 
 TEXTS = st.text(max_size=200) | st.text("<|im_start>{}\"'\\ \n\t\0aé漢😀", max_size=200)
@@ -146,7 +143,7 @@ def test_token_counts_do_not_exceed_the_upper_estimate(
     turns = [Message("system", system)] if system is not None else []
     turns.append(Message("user", user))
     request = replace(REQUEST, messages=tuple(turns), sampling=Sampling(max_new_tokens=1))
-    upper, ours = UpperEstimate(), TokenizerCount(tokenizer())
+    upper, ours = TokenCounter(), TokenCounter(None, tokenizer())
     real = len(prompt_ids(turns, tokenizer()))
     assert ours.prompt(request) == real <= upper.prompt(request)
     said = len(target_ids(reply, tokenizer()))
@@ -180,7 +177,7 @@ def test_if_the_chat_template_fails_the_texts_are_counted() -> None:
             return found
 
     real = len(prompt_ids(REQUEST.messages, tokenizer()))
-    assert TokenizerCount(Refusing()).prompt(REQUEST) >= real
+    assert TokenCounter(None, Refusing()).prompt(REQUEST) >= real
 
 
 @pytest.mark.parametrize("weights", ["no/such/folder", "hub:owner/never-seen", "hub:??"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from evo_answers import searching
 from evo_world import words_alike
-from fake_study_runner import Command, Pretended, pretended, tells_nothing
+from fake_study_runner import Command, Pretended, gives_nothing, pretended
 from sample_records import a_question
 
 from experiments import arms
@@ -106,7 +106,7 @@ def heads(command: Command) -> dict[str, Any]:
 def test_every_study_shares_the_trees_and_evaluates_test_once(
     name: str, tmp_path: Path, runner: Pretended
 ) -> None:
-    told = {"evo-heads": heads, "evo-single": single}.get(name, tells_nothing)
+    told = {"evo-heads": heads, "evo-single": single}.get(name, gives_nothing)
     own = shared(tmp_path, told=told)
     study_named(name).carry_out(own)
     assert own.stages()[0] == "annotate"

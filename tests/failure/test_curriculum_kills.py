@@ -10,7 +10,7 @@ import pytest
 from stages import Ended, Stages
 from tiny_llama import write_gguf_header
 
-from runs.folder import noted_inputs
+from runs.folder import existing_run
 from runs.recipe_file import load_recipe
 from runs.record import dump_recipe
 from runs.studies.journal import Event, Journal
@@ -111,7 +111,7 @@ def test_a_killed_curriculum_resumes_without_repeating_a_step(
     whole = little_curriculum.log()
     assert little_curriculum.start().code == 0
     assert little_curriculum.log() == whole, "a finished curriculum must start no stage"
-    assert noted_inputs(little_curriculum.run) == {}, (
+    assert existing_run(little_curriculum.run).record.inputs == {}, (
         "the folder must record no inputs, so its recipe can still annotate there"
     )
 

@@ -32,7 +32,7 @@ from storage.manifest import add_parts, load_manifest, remove_parts
 from storage.parts import read_parts, write_part
 from storage.records import FreshRollouts, Pair, Rollout, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
-from training.policy_shift import PolicyShift, movement_of
+from training.curves import PolicyShift, movement_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -386,8 +386,8 @@ def rolled_out(run: Path, pair: Pair, right: dict[int, bool]) -> None:
         for node, is_right in right.items()
     ]
     content = rows_to_table(rows, schema_of("survival"), existing_run(run).id)
-    name = f"{pair.pair_id[:8]}"
-    add_parts(run, [write_part(run, "survival", content, name)])
+    number = len(load_manifest(run).of("survival"))
+    add_parts(run, [write_part(run, "survival", content, number)])
 
 
 def test_confirmed_relabelling_keeps_pairs_that_fresh_rollouts_confirm(

@@ -21,7 +21,7 @@ def test_settings_page_is_the_output_of_the_command(capsys: pytest.CaptureFixtur
 
 
 def test_settings_page_contains_all_settings_of_a_recipe() -> None:
-    named = {f"{at}.{name}".lstrip(".") for one in blocks() for at in one.names for name in one.own}
+    named = {f"{at}.{name}".lstrip(".") for b in blocks() for at in b.names for name in b.values}
     assert named >= set(flat(RECIPE.model_dump(mode="json"))) - {
         "judge", "verifier", "evaluation.set", "evaluation.judge", "evaluation.baseline_model",
         "policy.price_per_million", "difficulty.policy", "training.warm_start.reading",

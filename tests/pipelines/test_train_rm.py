@@ -247,7 +247,7 @@ def test_reward_model_settings_that_cannot_work_are_conflicts(
 def test_an_unused_reward_model_is_not_loaded_but_changes_the_digest() -> None:
     plain = Recipe(name="x")
     named = plain.model_copy(update={"reward_model": "models/x/reward-model"})
-    assert (plain.asked_reward_model, named.asked_reward_model) == (None, None)
+    assert (plain.active_reward_model, named.active_reward_model) == (None, None)
     assert named.digest(*LABELLING) != plain.digest(*LABELLING)
 
 

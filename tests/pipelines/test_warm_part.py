@@ -15,7 +15,7 @@ from runs.stage import StageContext
 from sources.load import load_data
 from sources.settings import DataSettings
 from training.examples import StepExample
-from training.report import TrainingReport
+from training.training_run import TrainingReport
 
 
 def test_all_sets_of_a_mix_give_the_same_number_of_questions() -> None:

@@ -1,7 +1,6 @@
 """An index with damaged files is rebuilt, gives the same results, and logs one line."""
 
 import asyncio
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -9,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from damage import HARMS, Harm, flipped
+from dense_extra import needs_dense
 
 from retrieval.encoder import Vectors
 from retrieval.index import open_retriever
@@ -23,11 +23,6 @@ CORPUS = [
     for i in range(40)
 ]
 
-needs_dense = pytest.mark.skipif(
-    importlib.util.find_spec("faiss") is None
-    or importlib.util.find_spec("sentence_transformers") is None,
-    reason="the extra `dense` is not installed",
-)
 KINDS = ["bm25", pytest.param("dense", marks=needs_dense)]
 
 

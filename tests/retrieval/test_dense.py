@@ -1,11 +1,11 @@
 """Dense retrieval: exact order with ties, presets in the key, and the packaged encoder."""
 
-import importlib.util
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
+from dense_extra import needs_dense
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +15,6 @@ from retrieval.encoder import Encoder, Encoding, encoding_of, require_dense_extr
 from retrieval.index import open_retriever
 from retrieval.settings import DenseSettings, RetrievalSettings
 from storage.records import Passage
-
-needs_dense = pytest.mark.skipif(
-    importlib.util.find_spec("faiss") is None
-    or importlib.util.find_spec("sentence_transformers") is None,
-    reason="the extra `dense` is not installed",
-)
 
 CORPUS = [
     Passage(id="cat", title="Cats", text="A small feline that purrs."),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrieval.fusion import FusionRetriever, fuse
+from retrieval.interface import FusionRetriever, fuse
 from storage.records import RetrievedPassage
 
 

@@ -29,13 +29,8 @@ async def answering(text: str, status: int = 200) -> AsyncIterator[str]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=text, status=status)
 
-    app = web.Application()
-    app.router.add_post("/retrieve", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with listening(answer) as server:
+        yield server.address
 
 
 async def test_server_results_equal_those_of_the_local_index(

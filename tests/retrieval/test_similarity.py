@@ -1,6 +1,5 @@
 """Query similarity: cosine, one encoding per text, independent of the other texts."""
 
-import importlib.util
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -8,17 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from dense_extra import needs_dense
 
-from retrieval import similarity as similarity_module
-from retrieval.encoder import Vectors
+from retrieval import encoder as encoder_module
+from retrieval.encoder import QuerySimilarity, Vectors
 from retrieval.settings import DenseSettings
-from retrieval.similarity import QuerySimilarity
-
-needs_dense = pytest.mark.skipif(
-    importlib.util.find_spec("faiss") is None
-    or importlib.util.find_spec("sentence_transformers") is None,
-    reason="the extra `dense` is not installed",
-)
 
 VECTORS = {
     "east": (2, 0),
@@ -45,7 +38,7 @@ class Compass:
 
 @pytest.fixture
 def likeness(monkeypatch: pytest.MonkeyPatch) -> QuerySimilarity:
-    monkeypatch.setattr(similarity_module, "Encoder", Compass)
+    monkeypatch.setattr(encoder_module, "Encoder", Compass)
     return QuerySimilarity()
 
 

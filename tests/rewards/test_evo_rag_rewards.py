@@ -1,33 +1,26 @@
 """EVO-RAG's seven rewards: worked examples for each equation of section 3.2."""
 
 import pytest
+from evo_world import step
 from sample_records import a_question
 
-from agent.state import Action, Step
+from agent.state import Step
 from rewards.evo_rag.steps import (
+    EpisodeRewards,
     Gold,
     StepContext,
     answer_correctness,
-    backtrack_penalty,
     refusal_reward,
     retrieval_action,
     retrieval_bonus,
-    step_cost,
-    step_rewards,
     sub_query_overlap,
     sufficient_by_gold,
 )
 from rewards.settings import REWARDS, EvoRagSettings
-from storage.records import RetrievedPassage
 
 GOLD = Gold(("Paris",), answerable=True, documents=frozenset({"lyon", "france"}))
 UNKNOWN = Gold(("Paris",), answerable=True, documents=None)
 UNANSWERABLE = Gold((), answerable=False, documents=None)
-
-
-def step(kind: str, content: str = "", *found: str) -> Step:
-    passages = tuple(RetrievedPassage(id=p, title=p, text=p, score=1.0) for p in found)
-    return Step("reasoning", content, Action(kind, content), passages=passages)
 
 
 def search(query: str, *found: str) -> Step:
@@ -147,22 +140,11 @@ def test_the_time_of_the_action_penalty_is_0_based_and_counts_every_call(
         free = []
         for t in range(len(earlier), horizon):
             padded = (*earlier, *[BACKTRACK] * (t - len(earlier)))
-            rewards = step_rewards(
-                (*padded, search("a")), GOLD, EvoRagSettings(), horizon=horizon,
-                similarity=lambda query, others: 1.0,
-            )  # fmt: skip
+            rewards = EpisodeRewards(EvoRagSettings(), horizon, lambda query, others: 1.0).raw(
+                (*padded, search("a")), GOLD
+            )
             free += [t] if rewards["action"] == 0.0 else []
         assert free == list(range(len(earlier), last_free + 1))
-
-
-# Back-track penalty and step cost: −1[a_t = BACKTRACK], and −1.
-
-
-def test_backtrack_penalty_and_step_cost() -> None:
-    assert backtrack_penalty(BACKTRACK) == -1.0
-    others = [search("a"), step("answer", "x"), REFUSE, step("invalid")]
-    assert [backtrack_penalty(other) for other in others] == [0.0] * 4
-    assert [step_cost(), step_cost(-0.5), step_cost(-2.0)] == [-1.0, -0.5, -2.0]
 
 
 # Refusal: +1 if the evidence is insufficient, −1 if it suffices, 0 for other actions.
@@ -209,10 +191,8 @@ def test_without_a_verifier_all_gold_documents_in_context_suffice(
 def test_the_verdict_overrides_the_gold_and_a_missing_one_gives_no_reward() -> None:
     def refused(gold: Gold, verdict: bool | None, *, verified: bool) -> float | None:
         steps = (search("a", "lyon", "france"), REFUSE)
-        return step_rewards(
-            steps, gold, EvoRagSettings(), horizon=10, similarity=same, verdict=verdict,
-            verified=verified,
-        )["refusal"]  # fmt: skip
+        rewards = EpisodeRewards(EvoRagSettings(), 10, same, verified)
+        return rewards.raw(steps, gold, verdict)["refusal"]
 
     assert refused(GOLD, None, verified=False) == -1.0
     assert refused(UNANSWERABLE, None, verified=False) == 1.0
@@ -259,7 +239,7 @@ def test_step_rewards_returns_all_seven_rewards_in_order() -> None:
 
     def of(last: Step, settings: EvoRagSettings, horizon: int) -> list[float | None]:
         steps = (*earlier, last)
-        rewards = step_rewards(steps, GOLD, settings, horizon=horizon, similarity=same)
+        rewards = EpisodeRewards(settings, horizon, same).raw(steps, GOLD)
         assert list(rewards) == list(REWARDS)
         return list(rewards.values())
 
@@ -269,6 +249,7 @@ def test_step_rewards_returns_all_seven_rewards_in_order() -> None:
     assert of(again, literal, 10) == [1.0, -1.0, -0.75, 0.0, 0.0, -2.0, 0.0]
     assert of(again, literal, 11) == [1.0, 0.0, -0.75, 0.0, 0.0, -2.0, 0.0]
     assert of(BACKTRACK, settings, 10) == [0.0, 0.0, 0.0, -1.0, 0.0, -1.0, 0.0]
+    assert of(step("invalid"), settings, 10) == [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0]
     assert of(REFUSE, settings, 10) == [0.0, 0.0, 0.0, 0.0, 1.0, -1.0, 0.0]
     assert of(step("answer", "Paris"), settings, 10) == [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 1.0]
 

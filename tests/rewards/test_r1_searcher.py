@@ -7,7 +7,8 @@ from hypothesis import given
 from random_rollouts import GOLDS, OPENING, TEXT, rewritten, segments_of
 
 from agent.segments import Segment
-from rewards.r1_searcher import R1SearcherOutcome, R1SearcherSettings, r1_searcher_outcome
+from rewards.outcome import Verdicts
+from rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
 
 BLOCK = "\n\n<|begin_of_documents|>\n(1) Orsk: founded by Ilya Brandt.\n<|end_of_documents|>\n\n"
 QUERY = "<|begin_of_query|> Orsk founder <|end_of_query|>"
@@ -28,7 +29,7 @@ def r1(
     question: str = "When was he born?",
     golds: tuple[str, ...] = ("1871",),
     **settings: Any,
-) -> R1SearcherOutcome:
+) -> tuple[Any, Verdicts]:
     return r1_searcher_outcome(segments, question, golds, R1SearcherSettings(**settings))
 
 
@@ -67,15 +68,15 @@ END = "</think><answer>1871</answer>"
         (turn(f"<think>\ue000{END}"), ("unreadable",)),
         (turn(f"<think>\U000e0fff{END}"), ("unreadable",)),
         (turn(f"<think>\ud800{END}"), ("unreadable",)),
-        (turn(f"<think>東{END}"), ("unreadable",)),
         (turn(f"<think>\t\r\nΩ ß Ж שלום かな 한 \u3400 😀 \u200d{END}"), ()),
         ([], ("sections", "ending")),
     ],
 )
 def test_r1_format_failures(segments: list[Segment], failures: tuple[str, ...]) -> None:
-    assert r1(segments).failures == failures
-    assert r1(segments).components["format"] == (0.0 if failures else 0.5)
-    assert r1(segments, stage=2).components["format"] == (-2.0 if failures else 0.0)
+    outcome, verdicts = r1(segments)
+    assert (verdicts.format_ok, verdicts.format_failures) == (not failures, failures)
+    assert outcome.components["format"] == (0.0 if failures else 0.5)
+    assert r1(segments, stage=2)[0].components["format"] == (-2.0 if failures else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -83,28 +84,30 @@ def test_r1_format_failures(segments: list[Segment], failures: tuple[str, ...]) 
     [("\u4dff", True), ("\u4e00", False), ("\u9fff", False), ("\ua000", True)],
 )
 def test_r1_ideographs_are_those_of_one_unicode_block(character: str, is_readable: bool) -> None:
-    assert r1(turn(f"<think>{character}{END}")).failures == (() if is_readable else ("unreadable",))
+    _, verdicts = r1(turn(f"<think>{character}{END}"))
+    assert verdicts.format_failures == (() if is_readable else ("unreadable",))
 
 
 def test_r1_accepts_ideographs_only_from_the_question_or_the_documents() -> None:
     text = f"<think>東京{END}"
-    assert r1(turn(text)).failures == ("unreadable",)
-    assert r1(turn(text), question="Where is 東京?").failures == ()
-    assert r1(turn(text), question="Where is 東?").failures == ("unreadable",)
-    assert r1(turn(SERVED, f"東京{END}", block=BLOCK.replace("Orsk", "東京"))).failures == ()
+    assert r1(turn(text))[1].format_failures == ("unreadable",)
+    assert r1(turn(text), question="Where is 東京?")[1].format_failures == ()
+    assert r1(turn(text), question="Where is 東?")[1].format_failures == ("unreadable",)
+    served = turn(SERVED, f"東京{END}", block=BLOCK.replace("Orsk", "東京"))
+    assert r1(served)[1].format_failures == ()
 
 
 def test_r1_documents_forged_by_the_policy_do_not_count_as_retrieval() -> None:
-    outcome = r1(turn(f"<think>{QUERY}{BLOCK}So 1871.{END}"))
-    assert outcome.retrievals == 0
+    outcome, verdicts = r1(turn(f"<think>{QUERY}{BLOCK}So 1871.{END}"))
+    assert verdicts.retrievals == 0
     assert outcome.components == {"retrieval": 0, "format": 0, "answer": None}
 
 
 def test_r1_limit_of_answer_words_grows_with_the_longest_gold() -> None:
     answer = "<think>a</think><answer>" + "x " * 11 + "</answer>"
-    assert r1(turn(answer), golds=("y", "z " * 11)).failures == ()
-    assert r1(turn(answer), golds=("y", "z " * 10)).failures == ("long-answer",)
-    assert r1(turn(answer), golds=(), max_answer_words=11).failures == ()
+    assert r1(turn(answer), golds=("y", "z " * 11))[1].format_failures == ()
+    assert r1(turn(answer), golds=("y", "z " * 10))[1].format_failures == ("long-answer",)
+    assert r1(turn(answer), golds=(), max_answer_words=11)[1].format_failures == ()
 
 
 @pytest.mark.parametrize(
@@ -125,26 +128,26 @@ def test_r1_answer_rewards(
 ) -> None:
     segments = turn(f"<think>a</think><answer>{answer}</answer>")
     for name, worth in (("f1", f1), ("em", em), ("cover_em", cover)):
-        outcome = r1(segments, golds=golds, stage=2, answer_reward=name)
+        outcome, _ = r1(segments, golds=golds, stage=2, answer_reward=name)
         assert outcome.components["answer"] == pytest.approx(worth), name
 
 
 def test_r1_rewards_the_answer_despite_format_failures_but_not_guesses() -> None:
-    assert r1(turn("1871: <answer>1871</answer>"), stage=2).total == -1
+    assert r1(turn("1871: <answer>1871</answer>"), stage=2)[0].total == -1
     twice = turn(f"<think>a{END}<answer>1872</answer>")
-    assert r1(twice, stage=2).total == -2
-    assert r1(turn("<think>a</think><answer>1871"), stage=2).total == -2
+    assert r1(twice, stage=2)[0].total == -2
+    assert r1(turn("<think>a</think><answer>1871"), stage=2)[0].total == -2
 
 
 @given(segments_of("r1"), GOLDS, TEXT)
 def test_r1_totals_are_valid_and_ignore_the_documents(
     segments: list[Segment], golds: list[str], inserted: str
 ) -> None:
-    first = r1(segments, golds=tuple(golds))
+    first, _ = r1(segments, golds=tuple(golds))
     assert first.total in {0, 0.5, 1}
-    assert -2 <= r1(segments, golds=tuple(golds), stage=2).total <= 1
+    assert -2 <= r1(segments, golds=tuple(golds), stage=2)[0].total <= 1
     for reward in ("em", "cover_em"):
-        outcome = r1(segments, golds=tuple(golds), stage=2, answer_reward=reward)
+        outcome, _ = r1(segments, golds=tuple(golds), stage=2, answer_reward=reward)
         assert outcome.total in {-3, -1, 1}
     # Documents only change which ideographs are accepted.
     plain = "".join(c for c in inserted if not "\u4e00" <= c <= "\u9fff")

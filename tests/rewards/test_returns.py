@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.state import Step
-from rewards.evo_rag.returns import EpisodeRewards, label_returns
-from rewards.evo_rag.steps import Gold
+from rewards.evo_rag.returns import label_returns
+from rewards.evo_rag.steps import EpisodeRewards, Gold
 from rewards.labels import Label, gap
 from rewards.settings import REWARDS
 from storage.records import Component

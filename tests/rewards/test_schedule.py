@@ -83,7 +83,3 @@ def test_rewards_outside_the_components_weigh_0_and_the_others_are_unchanged(
 
 def test_weights_past_the_end_of_an_episode_stay_at_the_late_column() -> None:
     assert column(1.7, stage="refinement") == pytest.approx(END)
-
-
-def test_the_default_stage_is_refinement() -> None:
-    assert column(0.0) == pytest.approx(MID)

@@ -9,7 +9,7 @@ root ─┬─ 1 query ──┬─ 3 evidence ── 5 answer "France" (right)
 from typing import Any
 
 import pytest
-from sample_records import a_question
+from sample_records import a_node, a_question, a_rollout
 
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree, trajectory_digest
@@ -24,20 +24,14 @@ ALPHA = 0.9
 def node(
     node_id: int, parent_id: int, depth: int, action: str, content: str, **more: Any
 ) -> TreeNode:
-    values = {
-        "tree_id": "t", "question_id": "q", "source": "s", "seed": 0, "stage": "reasoning",
-        "text": content, "terminal": action in {"answer", "invalid"}, "visits": 1, **more,
-    }  # fmt: skip
-    return TreeNode(
-        node_id=node_id, parent_id=parent_id, depth=depth, action=action, content=content, **values
-    )
-
-
-def rollout(answer: str | None, steps: int, trajectory: str, forced: bool = False) -> Rollout:
-    return Rollout(
-        draw=0, answer=answer, em=None, f1=None, steps=steps, forced=forced, tokens=9,
-        stop_reason="answer" if answer else "invalid", trajectory=trajectory,
+    return a_node(
+        node_id=node_id, parent_id=parent_id, depth=depth, action=action, content=content,
+        text=content, terminal=action in {"answer", "invalid"}, **{"visits": 1, **more},
     )  # fmt: skip
+
+
+def rollout(answer: str | None, steps: int, trajectory: str, **more: Any) -> Rollout:
+    return a_rollout(answer, steps=steps, trajectory=trajectory, **more)
 
 
 def tree() -> list[TreeNode]:
@@ -107,7 +101,10 @@ def test_forced_answers_can_stay_unlabelled() -> None:
 
 def test_forced_rollouts_can_stay_unlabelled() -> None:
     nodes = tree()
-    own = (rollout("France", 3, "f", forced=True), rollout("Spain", 3, "s"))
+    own = (
+        rollout("France", 3, "f", forced=True),
+        rollout("Spain", 3, "s"),
+    )
     nodes[1] = nodes[1].model_copy(update={"rollouts": own})
     rewards = [
         label_tree(nodes, GOLD, SpreSettings(label_forced=counted), "rollout")[1].reward
@@ -184,11 +181,3 @@ def test_rollouts_with_equal_trajectories_count_as_one_outcome() -> None:
     again = nodes[1].rollouts[0].model_copy(update={"draw": 1})
     nodes[1] = nodes[1].model_copy(update={"rollouts": (*nodes[1].rollouts, again)})
     assert evidence(nodes, "rollout")[1] == (1, 1, 3)
-
-
-def test_invalid_rollouts_are_ignored() -> None:
-    nodes = tree()
-    own = (*nodes[1].rollouts, rollout(None, 2, "z").model_copy(update={"draw": 1}))
-    nodes[1] = nodes[1].model_copy(update={"rollouts": own})
-    label = label_tree(nodes, GOLD, SpreSettings(), "rollout")[1]
-    assert (label.reward, label.n_outcomes) == (pytest.approx(0.729), 1)

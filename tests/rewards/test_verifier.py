@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine
 from agent.state import State
 from engines.sampling import Capabilities, FinishReason, Usage
 from engines.settings import JudgeSettings
-from rewards.judges import Verifier, verifier_prompt_hash
+from rewards.judges import judge_evidence, verifier_prompt_hash
 
 QUESTION = a_question(
     answers=("CANARY",), supporting_ids=("CANARY",), supporting_titles=("CANARY",), type="CANARY"
@@ -40,7 +40,7 @@ def refused() -> State:
 
 async def call_verifier(engine: ScriptedEngine) -> bool | None:
     settings = JudgeSettings(temperature=0.0, max_new_tokens=5)
-    return await Verifier(engine, settings, seed=3).judge_evidence(QUESTION, refused(), "0/1")
+    return await judge_evidence(engine, settings, QUESTION, refused(), "0/1", seed=3)
 
 
 async def test_the_prompt_contains_only_the_question_and_passages_in_context() -> None:
@@ -62,7 +62,7 @@ async def test_the_prompt_contains_only_the_question_and_passages_in_context() -
 
 async def test_the_prompt_states_that_no_passage_is_in_context() -> None:
     engine = oracle()
-    await Verifier(engine, JudgeSettings()).judge_evidence(QUESTION, State("?"), "0")
+    await judge_evidence(engine, JudgeSettings(), QUESTION, State("?"), "0", seed=0)
     assert engine.asked[0].messages[-1].content.splitlines()[0] == "(no passage)"
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from tiny_dataset import recipe
 
 from mcts import Expansion, Node, SearchSettings, sample_chains, search
-from pipelines.cli import parser, run_stage
 from runs.cost_bounds import tree_calls
 from runs.costs import expected_sum
 from storage.call_history import calls_per_second
@@ -43,9 +43,7 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
 
 
 def stage(name: str, config: Path, *more: str) -> int:
-    run = config.parent / "run"
-    arguments = [name, "--config", str(config), "--run", str(run), "--json", *more]
-    return run_stage(parser().parse_args(arguments))
+    return branchwise(name, config, config.parent / "run", "--json", *more)
 
 
 def dry_run(

@@ -10,7 +10,7 @@ import pytest
 from command_line import evaluated
 from fake_endpoint import FakeEndpoint
 from loopback import serving
-from tiny_dataset import policy, recipe
+from tiny_dataset import policy, recipe, write_rows
 
 from base.errors import ConfigError
 from runs.recipe_file import load_recipe
@@ -50,7 +50,7 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     asked = {"source": "jsonl", "questions": str(questions), "split": "test"}
     evaluation = {"limit": 8, "baselines": BASELINES, "baseline_model": "untrained", "set": asked}
     path = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
-    questions.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    write_rows(questions, *QUESTIONS)
     return path
 
 
@@ -93,9 +93,8 @@ def test_baselines_are_evaluated_on_the_questions_of_the_policies(
 def test_an_evaluation_of_several_sets_has_rows_for_every_source(
     tmp_path: Path, config: Path
 ) -> None:
-    other = tmp_path / "bamboogle.jsonl"
     asked = {"id": "b1", "question": "Which money is in Japan?", "golden_answers": ["Yen"]}
-    other.write_text(json.dumps(asked) + "\n")
+    write_rows(tmp_path / "bamboogle.jsonl", asked)
     mix = [
         {"source": "jsonl", "questions": "questions.jsonl", "split": None, "limit": 3},
         {"source": "bamboogle", "questions": "bamboogle.jsonl", "split": None},
@@ -174,9 +173,8 @@ def test_majority_of_an_own_set_comes_from_the_training_questions(
     tmp_path: Path, config: Path
 ) -> None:
     training = [{**row, "answers": ["Peso"]} for row in QUESTIONS]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in training))
     blocks = json.loads(config.read_text())
-    blocks["data"] |= {"questions": str(tmp_path / "train.jsonl")}
+    blocks["data"] |= {"questions": write_rows(tmp_path / "train.jsonl", *training)}
     config.write_text(json.dumps(blocks))
     asked = "evaluation.set.split=null"
     assert evaluated(config, tmp_path / "run", asked, "evaluation.baselines=[majority]") == 0

@@ -9,10 +9,12 @@ import pyarrow.compute as pc
 import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint
-from tiny_dataset import PASSAGES, QUESTIONS, recipe
+from sample_records import a_pair
+from tiny_dataset import PASSAGES, QUESTIONS, recipe, write_rows
 
 import agent.reasonrag
 from base.errors import ConfigError
+from pipelines.proguide import to_proguide
 from runs.annotation.commit import Committer
 from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import existing_run, open_run
@@ -21,18 +23,7 @@ from runs.recipe import Recipe
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 
-PAIR = {
-    "instruction": "Answer.",
-    "input": "Question: Capital of France?",
-    "prompt": "System: Answer.\nUser: Question: Capital of France?",
-    "chosen": "<query>France</query>",
-    "rejected": "<answer>Rome</answer>",
-    "chosen_action_type": "Query Generation",
-    "rejected_action_type": "Answer Generation",
-    "chosen_content": "France",
-    "rejected_content": "Rome",
-    "layer": 0,
-}
+PAIR = to_proguide(a_pair()).model_dump()
 
 
 @pytest.fixture
@@ -48,8 +39,7 @@ def annotate_some(config: Path, run: Path) -> None:
 
 
 def rows(path: Path, records: list[dict[str, Any]], **changes: str) -> None:
-    lines = [{**records[0], **changes}, *records[1:]]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(path, {**records[0], **changes}, *records[1:])
 
 
 def other_prompt(patch: pytest.MonkeyPatch) -> None:

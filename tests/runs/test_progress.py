@@ -1,7 +1,6 @@
-"""The progress of a stage: its line and its closing table."""
+"""The progress of a stage: its line."""
 
 import io
-from collections import Counter
 
 import pytest
 
@@ -31,7 +30,7 @@ async def test_the_plain_line_shows_rate_and_calls_of_this_attempt(
     async with shown.shown(console):
         spent += Totals(2, 2_400, 400, 60)
         shown.done, shown.in_flight, shown.failed, shown.pairs = 32, 3, 1, 5
-        shown.reward([0.5, 0.75])
+        shown.reward_sum, shown.rewarded = 1.25, 2
     # 2 questions in 20 s leave 80 s for the other 8.
     assert printed_lines(console) == [
         "annotate: 80% · questions 32/40 · in flight 3 · failed 1 · calls/s 0.1 · "
@@ -57,16 +56,3 @@ def test_the_cost_is_shown_only_if_this_attempt_has_paid_calls() -> None:
     assert "USD" not in shown.facts(), "an earlier attempt paid for these calls"
     spent += Totals(2, 2_400, 400, 60, cost_usd=0.0125)
     assert shown.facts()["USD"] == "0.0125"
-
-
-def test_the_closing_table_shows_every_reason_without_interpreting_markup(
-    console: Terminal,
-) -> None:
-    shown = Progress("annotate", 1)
-    shown.counts = Counter({"pair dropped: small_gap": 1234, "data: [set] questions read": 6})
-    console.print(shown.closing_table())
-    rows = [line.strip("│ ").split("│") for line in printed_lines(console) if line.startswith("│")]
-    assert [[cell.strip() for cell in row] for row in rows] == [
-        ["data: [set] questions read", "6"],
-        ["pair dropped: small_gap", "1,234"],
-    ]

@@ -16,7 +16,6 @@ from scripted_engine import ScriptedRetriever, SpellingEngine, spelt
 from agent.search_loop import CORRECTION
 from base.errors import BudgetExceeded, EndpointError, RetrievalError, TrainingError
 from engines.sampling import Capabilities, SampleRequest
-from rewards.schemes import scheme_of
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from runs.terminal import Terminal
@@ -37,6 +36,11 @@ Reply = Callable[[SampleRequest], Any]
 def half_right(request: SampleRequest) -> str:
     """Answers in the first call; every other draw is right, so each group has spread."""
     return WRONG if request.identity.draw % 2 else RIGHT
+
+
+def call_number(request: SampleRequest) -> int:
+    """Returns the number of a call within its rollout, from 0."""
+    return int(request.identity.path.rpartition("+")[2])
 
 
 def finding(query: str) -> list[RetrievedPassage]:
@@ -83,7 +87,6 @@ class World:
             self.retriever,
             self.ledger,
             self.gate or Gate(recipe.limits, self.ledger.totals),
-            scheme_of(recipe),
             self,
             Silent(),  # type: ignore[arg-type]
         )
@@ -351,10 +354,7 @@ call left after the third search; 3 corrects an invalid action."""
 
 
 def test_metrics_of_a_worked_example(world: Make) -> None:
-    made = world(
-        lambda one: SCRIPT[one.identity.draw][int(one.identity.path.rpartition("+")[2])],
-        batch_questions=1,
-    )
+    made = world(lambda one: SCRIPT[one.identity.draw][call_number(one)], batch_questions=1)
     measured = made.collect().measured
     expected = {
         "rollouts": 4,
@@ -384,11 +384,7 @@ def test_metrics_of_a_worked_example(world: Make) -> None:
 
 def test_token_rows_of_a_continued_turn_match_the_engine(world: Make) -> None:
     texts = SCRIPT[3]
-    made = world(
-        lambda one: texts[int(one.identity.path.rpartition("+")[2])],
-        batch_questions=1,
-        group_size=2,
-    )
+    made = world(lambda one: texts[call_number(one)], batch_questions=1, group_size=2)
     (group,) = made.collect().groups
     for rollout in group:
         first, second = rollout.calls
@@ -408,16 +404,14 @@ def test_token_rows_of_a_continued_turn_match_the_engine(world: Make) -> None:
 def test_token_rows_of_rewritten_prompts_match_the_engine(world: Make) -> None:
     texts = ("<query>Lyon</query>", "<evidence>E</evidence>", RIGHT)
     made = world(
-        lambda one: texts[int(one.identity.path.rpartition("+")[2])],
+        lambda one: texts[call_number(one)],
         agent={"protocol": "reasonrag", "max_steps": 6},
         batch_questions=1,
         group_size=2,
     )
     (group,) = made.collect().groups
     read = {
-        (one.identity.draw, int(one.identity.path.rpartition("+")[2])): spelt(
-            "".join(message.content for message in one.messages)
-        )
+        (one.identity.draw, call_number(one)): spelt("".join(m.content for m in one.messages))
         for one in made.engine.asked
     }
     assert len(set(read.values())) == 3, "every call should have its own prompt"

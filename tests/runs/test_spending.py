@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint, completion
 from loopback import serving
 from tiny_dataset import policy, recipe
-
-from pipelines.cli import parser, run_stage
 
 PRICE = {"input": 100.0, "output": 400.0}
 ODD = [
@@ -49,8 +48,7 @@ def priced(endpoint: FakeEndpoint) -> dict[str, Any]:
 
 
 def stage(name: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [name, "--config", str(config), "--run", str(run), "--json", *more]
-    return run_stage(parser().parse_args(arguments))
+    return branchwise(name, config, run, "--json", *more)
 
 
 def in_ledger(run: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from storage.schemas import table_to_records
 from training.grpo.rollouts import PolicyCall, Rollout
 from training.packing import StepTokens
 from weights.chat_template import target_ids
-from weights.policy_files import load_tokenizer, packaged_gguf
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 
 def branchwise(stage: str, run: Path, *more: object) -> int:
@@ -138,7 +138,7 @@ def test_a_relabelling_replaces_all_parts_of_an_older_one(run: Run) -> None:
 
 
 def test_tree_groups_contain_the_labelled_siblings_of_a_state(run: Run) -> None:
-    tokenizer = load_tokenizer(packaged_gguf())
+    tokenizer = tokenizer_of(packaged_gguf())
     expected = {}
     for tree in stored_trees(run):
         families: dict[int, dict[tuple[int, ...], float]] = defaultdict(dict)
@@ -169,7 +169,7 @@ def test_tree_groups_use_the_sampled_tokens_and_reward_of_a_node(
 
     rewards = {(t.question.id, n.node_id): n.reward for t in stored_trees(run) for n in t.nodes}
     monkeypatch.setattr("runs.training.tree_groups.stored_trees", sampled)
-    found = tree_groups(run, "trees", load_tokenizer(packaged_gguf()))
+    found = tree_groups(run, "trees", tokenizer_of(packaged_gguf()))
     steps = [one for _, groups in found for group in groups for one in group]
     for one in steps:
         (node_id,) = one.calls[0].tokens.step
@@ -185,7 +185,7 @@ def test_tree_groups_add_no_end_of_turn_token_to_a_cut_reply(
             yield replace(tree, nodes=nodes)
 
     monkeypatch.setattr("runs.training.tree_groups.stored_trees", cut)
-    tokenizer = load_tokenizer(packaged_gguf())
+    tokenizer = tokenizer_of(packaged_gguf())
     found = tree_groups(run, "trees", tokenizer)
     steps = [one.calls[0].tokens.step for _, groups in found for group in groups for one in group]
     assert steps

@@ -57,13 +57,17 @@ def test_splits_share_no_question_and_no_cited_place(questions: dict[str, list[Q
                 assert name.removeprefix("atlas-country-") in countries
 
 
-def test_every_question_type_occurs(questions: dict[str, list[Question]]) -> None:
+def test_every_question_type_occurs_and_bridges_have_their_shares(
+    questions: dict[str, list[Question]],
+) -> None:
     kinds = Counter((q.type, q.hops) for q in questions["test"])
     assert set(kinds) == {
         ("single", 1), ("bridge", 2), ("bridge", 3), ("comparison", 2), ("compositional", 2),
         ("unanswerable", None),
     }  # fmt: skip
     assert min(kinds.values()) >= 10
+    assert kinds["bridge", 2] == 160
+    assert kinds["bridge", 3] == kinds["compositional", 2] == 40, "despite rejected draws"
 
 
 def test_the_last_passage_has_the_answer_and_each_hop_its_evidence(
@@ -91,14 +95,6 @@ def test_no_earlier_passage_gives_the_answer_away(
             for name in question.supporting_ids[:-1]:
                 text = corpus[name].text.replace("_", " ")
                 assert not re.search(rf"(?<![\w,]){answer}(?!\w)", text), question.question
-
-
-def test_the_mix_of_types_is_kept_despite_rejected_draws(
-    questions: dict[str, list[Question]],
-) -> None:
-    kinds = Counter((q.type, q.hops) for q in questions["test"])
-    assert kinds["bridge", 2] == 160
-    assert kinds["bridge", 3] == kinds["compositional", 2] == 40
 
 
 def test_names_that_differ_only_in_punctuation_are_not_unique() -> None:

@@ -3,21 +3,17 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_dataset import write_rows
 
 from base.errors import ConfigError
-from sources.corpus import corpus_of_paragraphs, load_corpus
+from base.faults import Faults
+from sources.corpus import Corpus, load_corpus
 from sources.documents import cut
 from storage.records import Paragraph, Question
-
-
-def write(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def passage(name: str, text: str, title: str = "T") -> dict[str, str]:
@@ -25,7 +21,7 @@ def passage(name: str, text: str, title: str = "T") -> dict[str, str]:
 
 
 def test_identical_passages_of_several_files_are_merged(tmp_path: Path) -> None:
-    one = write(tmp_path / "1.jsonl", passage("a", "x"), passage("b", "y"))
+    one = write_rows(tmp_path / "1.jsonl", passage("a", "x"), passage("b", "y"))
     two = tmp_path / "2.jsonl.gz"
     rows = [passage("a", "x"), passage("c", "y"), passage("d", "y", "Other")]
     two.write_bytes(gzip.compress("\n".join(json.dumps(row) for row in rows).encode()))
@@ -40,8 +36,8 @@ def test_identical_passages_of_several_files_are_merged(tmp_path: Path) -> None:
 
 
 def test_one_id_with_two_contents_is_refused_naming_both_places(tmp_path: Path) -> None:
-    one = write(tmp_path / "1.jsonl", passage("z", "x"), passage("a", "x2"))
-    two = write(tmp_path / "2.jsonl", passage("a", "y"))
+    one = write_rows(tmp_path / "1.jsonl", passage("z", "x"), passage("a", "x2"))
+    two = write_rows(tmp_path / "2.jsonl", passage("a", "y"))
     with pytest.raises(ConfigError, match=r"2.jsonl:1: passage 'a' is also at .*1.jsonl:2, with"):
         load_corpus([one, two], 100)
 
@@ -91,7 +87,7 @@ def test_a_document_is_titled_by_its_first_heading(tmp_path: Path, text: str, ti
 
 
 def test_search_r1_contents_are_split_into_title_and_text(tmp_path: Path) -> None:
-    path = write(
+    path = write_rows(
         tmp_path / "c.jsonl",
         {"id": 7, "contents": '"Ada"\nwrote it'},
         {"id": 8, "title": "Ada", "contents": "Ada wrote it.\nAlone."},
@@ -106,7 +102,7 @@ def test_search_r1_contents_are_split_into_title_and_text(tmp_path: Path) -> Non
 
 
 def test_faults_of_a_corpus_are_listed_by_line(tmp_path: Path) -> None:
-    path = write(
+    path = write_rows(
         tmp_path / "c.jsonl",
         {"id": "a", "title": "T"},
         {"id": "b", "title": 3, "text": "x"},
@@ -170,7 +166,10 @@ def test_the_paragraphs_of_questions_form_a_corpus() -> None:
         (f"f:{n}", Question(id=str(n), source="s", question="?", answers=("x",), paragraphs=given))
         for n, given in enumerate((paragraphs, other))
     ]
-    corpus = corpus_of_paragraphs(questions)
+    faults, corpus = Faults(), Corpus()
+    for place, question in questions:
+        corpus.add_paragraphs(place, question, faults)
+    assert not faults.count
     assert [(p.title, p.text) for p in corpus.passages] == [("A", "a"), ("B", "b")]
     assert corpus.aliases == {"p2": "p1"}
 
@@ -180,7 +179,8 @@ def test_a_paragraph_without_text_is_skipped_and_counted() -> None:
         Paragraph(title=t, text=text) for t, text in [("", ""), ("A", " "), ("A", "a")]
     )
     question = Question(id="q", source="s", question="?", answers=("x",), paragraphs=paragraphs)
-    corpus = corpus_of_paragraphs([("f:1", question)])
+    corpus = Corpus()
+    corpus.add_paragraphs("f:1", question, Faults())
     assert [found.text for found in corpus.passages] == ["a"]
     assert corpus.counts == {"passages read": 1, "paragraphs skipped, without text": 2}
 

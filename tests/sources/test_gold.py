@@ -19,8 +19,12 @@ CORPUS = [
 
 
 def gold(**fields: Any) -> tuple[str, ...]:
+    return resolved(CORPUS, **fields).supporting_ids
+
+
+def resolved(corpus: list[Passage], **fields: Any) -> Question:
     values = {"id": "q", "source": "s", "question": "?", "answers": ("Bay",), **fields}
-    return resolve_gold([Question.model_validate(values)], CORPUS, {"old": "c"})[0].supporting_ids
+    return resolve_gold([Question.model_validate(values)], corpus, {"old": "c"})[0]
 
 
 def test_marked_paragraphs_take_precedence_over_titles() -> None:
@@ -60,26 +64,20 @@ def test_aliases_resolve_to_the_kept_passage_and_missing_ids_are_dropped() -> No
 def test_a_title_is_found_in_another_spelling_or_as_a_path_or_file_name(
     title: str, answer: str, spelled: tuple[str, ...], ids: tuple[str, ...]
 ) -> None:
-    asked = {"id": "q", "source": "s", "question": "?", "answers": (answer,)}
-    question = Question.model_validate({**asked, "supporting_titles": (title,)})
-    (found,) = resolve_gold([question], CORPUS)
+    found = resolved(CORPUS, answers=(answer,), supporting_titles=(title,))
     assert (found.supporting_titles, found.supporting_ids) == (spelled, ids)
 
 
 def test_a_path_singles_out_a_document_among_those_of_its_title() -> None:
-    asked = {"id": "q", "source": "s", "question": "?", "answers": ("x",)}
-    question = Question.model_validate({**asked, "supporting_titles": ("leave/index.md",)})
     paths = ("docs/leave/index.md", "docs/travel/index.md")
     corpus = [Passage(id=path, title="Overview", text="text") for path in paths]
-    (found,) = resolve_gold([question], corpus)
+    found = resolved(corpus, supporting_titles=("leave/index.md",))
     assert (found.supporting_titles, found.supporting_ids) == (("Overview",), paths[:1])
 
 
 def test_an_exact_title_is_preferred_to_another_spelling() -> None:
-    asked = {"id": "q", "source": "s", "question": "?", "answers": ("x",)}
-    question = Question.model_validate({**asked, "supporting_titles": ("US",)})
     corpus = [Passage(id=name, title=name, text="x") for name in ("us", "US")]
-    assert resolve_gold([question], corpus)[0].supporting_ids == ("US",)
+    assert resolved(corpus, supporting_titles=("US",)).supporting_ids == ("US",)
 
 
 def test_questions_without_a_known_title_have_no_gold() -> None:

@@ -1,11 +1,11 @@
 """Loading a recipe's data: drawing, mixing, gold passages, and counts."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tiny_dataset import write_rows
 
 from base.errors import ConfigError
 from sources.load import Data, load_data, load_split, unanswerable
@@ -13,11 +13,6 @@ from sources.settings import DataSettings, SetSettings
 from sources.splits import split_of
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def rows(prefix: str, count: int) -> list[dict[str, Any]]:
@@ -47,7 +42,7 @@ def ids(data: Data) -> list[str]:
 
 
 def test_splits_partition_the_set(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", rows("a", 60))
+    path = write_rows(tmp_path / "q.jsonl", *rows("a", 60))
     parts = {part: ids(load(path, split=part)) for part in ("warm", "train", "dev", "test")}
     assert sorted(name for names in parts.values() for name in names) == sorted(
         ids(load(path, split=None))
@@ -61,7 +56,7 @@ def test_splits_are_fixed_and_load_split_ignores_limit_and_skip(tmp_path: Path) 
     # Policies were trained on these splits; others would put learned questions into the test.
     first_and_last = [split_of(f"question {n}") for n in (95, 103, 49, 83, 104, 68, 107, 12)]
     assert first_and_last == [name for name in ("warm", "train", "dev", "test") for _ in range(2)]
-    path = write(tmp_path / "q.jsonl", rows("a", 60))
+    path = write_rows(tmp_path / "q.jsonl", *rows("a", 60))
     whole = ids(load(path, split="train"))
     few = DataSettings(source="jsonl", questions=path, split="test", limit=1, skip=2)
     assert [one.id for one in load_split(few, "train", 0)] == whole
@@ -70,8 +65,8 @@ def test_splits_are_fixed_and_load_split_ignores_limit_and_skip(tmp_path: Path) 
 
 def test_a_limit_draws_a_nested_sample_regardless_of_file_order(tmp_path: Path) -> None:
     whole = rows("a", 40)
-    path = write(tmp_path / "q.jsonl", whole)
-    backwards = write(tmp_path / "r.jsonl", whole[::-1])
+    path = write_rows(tmp_path / "q.jsonl", *whole)
+    backwards = write_rows(tmp_path / "r.jsonl", *whole[::-1])
     small, large = (ids(load(path, split=None, limit=n)) for n in (5, 20))
     assert small == large[:5] and len(large) == 20
     assert ids(load(backwards, split=None, limit=20)) == large
@@ -79,7 +74,7 @@ def test_a_limit_draws_a_nested_sample_regardless_of_file_order(tmp_path: Path) 
 
 
 def test_the_paragraph_corpus_includes_questions_that_are_not_drawn(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", rows("a", 30))
+    path = write_rows(tmp_path / "q.jsonl", *rows("a", 30))
     data = load(path, split=None, limit=3)
     assert len(data.passages) == 31
     assert data.notes["passages merged: same id and content"] == 29
@@ -97,15 +92,17 @@ def test_gold_is_found_by_title_if_the_corpus_words_a_paragraph_differently(
         {"id": "1", "title": "a0", "text": "It was made by Ada."},
         {"id": "2", "title": "Noise", "text": "Nothing at all was made."},
     ]
-    path = write(tmp_path / "q.jsonl", [question])
-    data = load(path, split=None, corpus=write(tmp_path / "c.jsonl", corpus))
+    path = write_rows(tmp_path / "q.jsonl", question)
+    data = load(path, split=None, corpus=write_rows(tmp_path / "c.jsonl", *corpus))
     assert data.questions[0].supporting_ids == ("1", "2"), "not only the one with equal text"
 
 
 def test_a_mix_draws_from_each_set_and_the_limit_caps_the_total(tmp_path: Path) -> None:
-    one = SetSettings(source="jsonl", questions=write(tmp_path / "1", rows("a", 9)), split=None)
+    one = SetSettings(
+        source="jsonl", questions=write_rows(tmp_path / "1", *rows("a", 9)), split=None
+    )
     two = SetSettings(
-        source="musique", questions=write(tmp_path / "2", rows("b", 9)), split=None, limit=4
+        source="musique", questions=write_rows(tmp_path / "2", *rows("b", 9)), split=None, limit=4
     )
     data = load_data(DataSettings(mix=(one, two), limit=None), 0)
     assert {s: sum(q.source == s for q in data.questions) for s in ("jsonl", "musique")} == {
@@ -118,7 +115,7 @@ def test_a_mix_draws_from_each_set_and_the_limit_caps_the_total(tmp_path: Path) 
 
 
 def test_skip_leaves_out_exactly_the_questions_of_a_shorter_sample(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", rows("a", 40))
+    path = write_rows(tmp_path / "q.jsonl", *rows("a", 40))
     one = SetSettings(source="jsonl", questions=path, split=None)
     for settings in (
         {"source": "jsonl", "questions": path, "split": None},
@@ -136,7 +133,7 @@ def test_skip_leaves_out_exactly_the_questions_of_a_shorter_sample(tmp_path: Pat
 
 
 def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
-    paths = [write(tmp_path / name, rows("a", 3)) for name in ("1.jsonl", "2.jsonl")]
+    paths = [write_rows(tmp_path / name, *rows("a", 3)) for name in ("1.jsonl", "2.jsonl")]
     same = [SetSettings(source="jsonl", questions=path, split=None) for path in paths]
     assert len(load_data(DataSettings(mix=tuple(same), limit=None), 0).questions) == 3
     other = SetSettings(source="nq", questions=paths[1], split=None)
@@ -146,26 +143,24 @@ def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
 
 def test_gold_is_found_through_merged_ids_and_titles(tmp_path: Path) -> None:
     base = {"question": "Who?", "answers": ["Ada"]}
-    questions = write(
+    kept = {"title": "Omega", "text": "o"}
+    questions = write_rows(
         tmp_path / "q.jsonl",
-        [
-            {**base, "id": "by-id", "supporting_ids": ["copy"]},
-            {**base, "id": "by-title", "supporting_titles": ["Alpha"]},
-            {**base, "id": "lost", "supporting_titles": ["Alpha", "Omega"]},
-        ],
+        {**base, "id": "by-id", "supporting_ids": ["copy"]},
+        {**base, "id": "by-title", "supporting_titles": ["Alpha"]},
+        {**base, "id": "lost", "supporting_titles": ["Alpha", "Omega"]},
+        {**base, "id": "gone", "paragraphs": [{**kept, "id": "g", "is_supporting": True}]},
     )
-    corpus = write(
+    corpus = write_rows(
         tmp_path / "c.jsonl",
-        [
-            {"id": "kept", "title": "Alpha", "text": "a"},
-            {"id": "copy", "title": "Alpha", "text": "a"},
-        ],
+        {"id": "kept", "title": "Alpha", "text": "a"},
+        {"id": "copy", "title": "Alpha", "text": "a"},
     )
     data = load(questions, split=None, corpus=corpus)
     found = {question.id: question.supporting_ids for question in data.questions}
-    assert found == {"by-id": ("kept",), "by-title": ("kept",), "lost": ("kept",)}
-    assert data.notes["warning: questions that cite passages not in the corpus"] == 1
-    assert data.notes["warning: cited passages not in the corpus"] == 1
+    assert found == {"by-id": ("kept",), "by-title": ("kept",), "lost": ("kept",), "gone": ()}
+    assert data.notes["warning: questions that cite passages not in the corpus"] == 2
+    assert data.notes["warning: cited passages not in the corpus"] == 2
 
 
 def test_paragraphs_have_the_ids_of_the_passages_that_were_kept(tmp_path: Path) -> None:
@@ -183,7 +178,7 @@ def test_paragraphs_have_the_ids_of_the_passages_that_were_kept(tmp_path: Path) 
             "paragraphs": [made],
         }
 
-    data = load(write(tmp_path / "q.jsonl", [asked("a"), asked("b")]))
+    data = load(write_rows(tmp_path / "q.jsonl", asked("a"), asked("b")))
     for question in data.questions:
         assert {p.id for p in question.paragraphs} == set(question.supporting_ids) == {"a-1"}
 
@@ -195,38 +190,12 @@ def test_titles_of_cut_documents_and_stale_ids_are_warnings(tmp_path: Path) -> N
     cited = {"question": "Who then?", "answers": ["Bob"], "supporting_ids": ["docs/Ada.txt#1"]}
     stale = {**cited, "question": "Who?!", "supporting_ids": ["docs/Ada.txt#1", "docs/Ada.txt#99"]}
     rows = [{"id": "by title", **asked}, {"id": "by id", **cited}, {"id": "stale", **stale}]
-    questions = write(tmp_path / "q.jsonl", rows)
+    questions = write_rows(tmp_path / "q.jsonl", *rows)
     data = load(questions, split=None, corpus=str(tmp_path / "docs"))
     note = "questions with a supporting title of several passages"
     (line,) = (line for line in data.describe_notes() if note in line)
     assert line.endswith(": 1")
     assert data.incomplete == {("jsonl", "stale")}
-
-
-def test_gold_is_distinguished_from_passages_of_the_same_title(tmp_path: Path) -> None:
-    row = {
-        "id": "2hop__1_2",
-        "question": "Who?",
-        "answer": "Ada",
-        "question_decomposition": [],
-        "paragraphs": [
-            {"title": "Same", "paragraph_text": "Ada, of no use here."},
-            {"title": "Same", "paragraph_text": "The bridge.", "is_supporting": True},
-        ],
-    }
-    path = write(tmp_path / "m.jsonl", [row])
-    data = load(path, source="musique", split=None)
-    by_id = {passage.id: passage.text for passage in data.passages}
-    assert [by_id[name] for name in data.questions[0].supporting_ids] == ["The bridge."]
-
-
-def test_cited_passages_missing_from_the_corpus_are_counted_as_a_warning(tmp_path: Path) -> None:
-    paragraphs = [{"id": "gone", "title": "T", "text": "t", "is_supporting": True}]
-    row = {"id": "x", "question": "Who?", "answers": ["Ada"], "paragraphs": paragraphs}
-    corpus = write(tmp_path / "c.jsonl", [{"id": "other", "title": "U", "text": "u"}])
-    data = load(write(tmp_path / "q.jsonl", [row]), split=None, corpus=corpus)
-    assert data.questions[0].supporting_ids == ()
-    assert data.notes["warning: questions that cite passages not in the corpus"] == 1
 
 
 def test_titles_that_do_not_match_are_listed_with_three_examples(tmp_path: Path) -> None:
@@ -237,7 +206,7 @@ def test_titles_that_do_not_match_are_listed_with_three_examples(tmp_path: Path)
     ]
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "Ada_Lovelace.txt").write_text("Ada wrote programs.")
-    questions = write(tmp_path / "q.jsonl", asked)
+    questions = write_rows(tmp_path / "q.jsonl", *asked)
     data = load(questions, split=None, corpus=str(tmp_path / "docs"))
     lines = list(data.describe_notes())
     (missing,) = (line for line in lines if line.startswith("warning: cited passages"))
@@ -249,16 +218,8 @@ def test_titles_that_do_not_match_are_listed_with_three_examples(tmp_path: Path)
     assert any(line.endswith(': 1, such as "ADA_LOVELACE"') for line in lines)
 
 
-def test_the_embedded_source_needs_no_file() -> None:
-    data = load_data(DataSettings(limit=5, cities=500), 0)
-    assert len(data.questions) == 5
-    assert {question.split for question in data.questions} == {"train"}
-    known = {passage.id for passage in data.passages}
-    assert all(known.issuperset(question.supporting_ids) for question in data.questions)
-
-
 def test_faults_of_all_sets_are_reported_together(tmp_path: Path) -> None:
-    bad = [write(tmp_path / name, [{"id": "x"}]) for name in ("1.jsonl", "2.jsonl")]
+    bad = [write_rows(tmp_path / name, {"id": "x"}) for name in ("1.jsonl", "2.jsonl")]
     mix = tuple(SetSettings(source="jsonl", questions=path) for path in bad)
     with pytest.raises(ConfigError, match=r"(?s)1\.jsonl:1: .*2\.jsonl:1: "):
         load_data(DataSettings(mix=mix), 0)
@@ -267,7 +228,7 @@ def test_faults_of_all_sets_are_reported_together(tmp_path: Path) -> None:
 def test_faults_of_questions_and_corpus_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"id": "torn')
     twice = [{"id": "a", "title": "T", "text": text} for text in "xy"]
-    corpus = ["absent.jsonl", write(tmp_path / "c.jsonl", twice)]
+    corpus = ["absent.jsonl", write_rows(tmp_path / "c.jsonl", *twice)]
     with pytest.raises(ConfigError) as raised:
         load(str(tmp_path / "q.jsonl"), corpus=corpus)
     torn, absent, repeated = str(raised.value).splitlines()
@@ -283,10 +244,10 @@ def test_a_blank_path_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_missing_corpus_and_an_empty_split_are_refused(tmp_path: Path) -> None:
-    bare = write(tmp_path / "q.jsonl", [{"id": "x", "question": "Who?", "answers": ["Ada"]}])
+    bare = write_rows(tmp_path / "q.jsonl", {"id": "x", "question": "Who?", "answers": ["Ada"]})
     with pytest.raises(ConfigError, match=r"data\.corpus is not set"):
         load(bare, split=None)
-    path = write(tmp_path / "p.jsonl", rows("a", 4))
+    path = write_rows(tmp_path / "p.jsonl", *rows("a", 4))
     with pytest.raises(ConfigError, match=r"no questions are left.*another split: 4"):
         load(path, split="dev")
 
@@ -312,11 +273,14 @@ def test_the_real_mix_has_gold_for_every_question() -> None:
 
 def test_a_limit_counts_only_the_questions_that_fit() -> None:
     settings = DataSettings(limit=30, cities=500)
-    everything = load_data(settings, 0).questions
+    data = load_data(settings, 0)
+    known = {passage.id for passage in data.passages}
+    assert all(known.issuperset(question.supporting_ids) for question in data.questions)
+    assert {question.split for question in data.questions} == {"train"}
     answerable = load_data(settings, 0, unfit=unanswerable)
     assert len(answerable.questions) == 30
     assert all(question.answerable for question in answerable.questions)
-    kept = [question.id for question in everything if question.answerable]
+    kept = [question.id for question in data.questions if question.answerable]
     assert len(kept) < 30
     assert set(kept) < {question.id for question in answerable.questions}
 

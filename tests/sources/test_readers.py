@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_dataset import write_rows
 
 from base.errors import ConfigError
-from base.reading import Faults
+from base.faults import Faults
 from sources.files import parse_object, read_rows
 from sources.readers import LICENCES, read_set
 from storage.records import Question
@@ -19,13 +20,8 @@ from storage.records import Question
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
-def write(path: Path, *rows: Any) -> str:
-    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
-    return str(path)
-
-
 def only(source: str, path: str) -> Question:
-    (placed,) = read_set(source, path).questions
+    ((placed,), _) = read_set(source, path)
     return placed.question
 
 
@@ -52,7 +48,7 @@ HOTPOT = {
 
 
 def test_our_own_format(tmp_path: Path) -> None:
-    question = only("jsonl", write(tmp_path / "q.jsonl", OURS))
+    question = only("jsonl", write_rows(tmp_path / "q.jsonl", OURS))
     assert question.answers == ("J. K. Rowling", "3.5 million")
     assert question.supporting_titles == ("A",)
     assert [(p.id, p.is_supporting) for p in question.paragraphs] == [("p1", True), (None, False)]
@@ -60,14 +56,11 @@ def test_our_own_format(tmp_path: Path) -> None:
     assert question.source == "jsonl" and question.licence is None
 
 
-def test_a_line_without_a_licence_gets_that_of_its_source(tmp_path: Path) -> None:
-    question = only("musique", write(tmp_path / "q.jsonl", OURS))
+def test_the_licence_is_that_of_the_line_or_else_of_its_source(tmp_path: Path) -> None:
+    question = only("musique", write_rows(tmp_path / "q.jsonl", OURS))
     assert (question.source, question.licence) == ("musique", LICENCES["musique"])
-
-
-def test_the_licence_of_a_line_overrides_that_of_its_source(tmp_path: Path) -> None:
-    question = only("musique", write(tmp_path / "q.jsonl", {**OURS, "licence": "CC0"}))
-    assert question.licence == "CC0"
+    licensed = {**OURS, "licence": "CC0"}
+    assert only("musique", write_rows(tmp_path / "q.jsonl", licensed)).licence == "CC0"
 
 
 def test_hotpotqa_format(tmp_path: Path) -> None:
@@ -101,7 +94,7 @@ def test_the_hub_format_of_hotpotqa_gives_the_same_question(tmp_path: Path) -> N
     }
     own = tmp_path / "own.json"
     own.write_text(json.dumps([HOTPOT]))
-    hub = only("hotpotqa", write(tmp_path / "hub.jsonl", row))
+    hub = only("hotpotqa", write_rows(tmp_path / "hub.jsonl", row))
     assert hub == only("hotpotqa", str(own))
 
 
@@ -112,7 +105,7 @@ def test_2wiki_format(tmp_path: Path) -> None:
         "context": [["Alder", ["One.", "Two."]]],
         "evidences": [["Alder", "river", "Tamar"]],
     }
-    question = only("2wiki", write(tmp_path / "2wiki.json", row))  # a .json file of lines
+    question = only("2wiki", write_rows(tmp_path / "2wiki.json", row))  # a .json file of lines
     assert (question.hops, question.paragraphs[0].text) == (4, "One. Two.")
     assert question.extra["evidences"] == [["Alder", "river", "Tamar"]]
 
@@ -134,8 +127,8 @@ def test_musique_keeps_the_answerable_and_the_unanswerable_question(tmp_path: Pa
             {"id": 3, "question": "#2's c?", "answer": "Oslo", "paragraph_support_idx": None},
         ],
     }
-    path = write(tmp_path / "musique.jsonl", row, {**row, "answerable": False})
-    with_it, without = [placed.question for placed in read_set("musique", path).questions]
+    path = write_rows(tmp_path / "musique.jsonl", row, {**row, "answerable": False})
+    with_it, without = [placed.question for placed in read_set("musique", path)[0]]
     assert with_it.answers == ("Oslo", "Christiania")
     assert (with_it.type, with_it.hops, with_it.supporting_titles) == ("3hop1", 3, ("N",))
     steps = with_it.extra["decomposition"]
@@ -177,16 +170,18 @@ def test_flashrag_format(tmp_path: Path) -> None:
         "context": {"title": ["A", "B"], "content": [["a1.", "a2."], ["b."]]},
     }
     row = {"id": "test_0", "question": "Which?", "golden_answers": ["A"], "metadata": metadata}
-    question = only("2wiki", write(tmp_path / "f.jsonl", row))
+    question = only("2wiki", write_rows(tmp_path / "f.jsonl", row))
     assert question.id.startswith("test_0-")
     assert question.supporting_titles == ("A",)
     assert [p.text for p in question.paragraphs] == ["a1. a2.", "b."]
     other = {"id": "test_0", "question": "Another?", "golden_answers": ["B"]}
-    assert only("nq", write(tmp_path / "g.jsonl", other)).id != question.id
+    assert only("nq", write_rows(tmp_path / "g.jsonl", other)).id != question.id
 
 
 def test_nq_open_format(tmp_path: Path) -> None:
-    question = only("nq", write(tmp_path / "nq.jsonl", {"question": "when?", "answer": ["2014"]}))
+    question = only(
+        "nq", write_rows(tmp_path / "nq.jsonl", {"question": "when?", "answer": ["2014"]})
+    )
     assert (question.answers, question.type, question.hops) == (("2014",), "open_domain", 1)
 
 
@@ -205,20 +200,20 @@ def test_nq_open_format(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = write(tmp_path / "q.jsonl", OURS, {**OURS, "id": "q2", **change})
+    path = write_rows(tmp_path / "q.jsonl", OURS, {**OURS, "id": "q2", **change})
     with pytest.raises(ConfigError, match=f"q.jsonl:2: .*{message}"):
         read_set("jsonl", path)
 
 
 def test_a_misspelt_field_of_answers_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", OURS, {"id": "q2", "question": "Who?", "answer": "Ada"})
+    path = write_rows(tmp_path / "q.jsonl", OURS, {"id": "q2", "question": "Who?", "answer": "Ada"})
     with pytest.raises(ConfigError, match=r"q.jsonl:2: .*rename `answer` to `answers`, a list"):
         read_set("jsonl", path)
 
 
 def test_an_unanswerable_question_needs_no_answers(tmp_path: Path) -> None:
     row = {"id": "u", "question": "Who?", "answerable": False}
-    assert only("jsonl", write(tmp_path / "q.jsonl", row)).answers == ()
+    assert only("jsonl", write_rows(tmp_path / "q.jsonl", row)).answers == ()
 
 
 def test_the_first_twenty_faults_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
@@ -294,7 +289,7 @@ def test_columns_of_unequal_length_are_refused(
     with pytest.raises(
         ConfigError, match=r"q.jsonl:1: `[a-z_.]+`: the lists have \d and \d entries"
     ):
-        read_set(source, write(tmp_path / "q.jsonl", row))
+        read_set(source, write_rows(tmp_path / "q.jsonl", row))
 
 
 def test_damaged_empty_and_missing_files_are_refused(tmp_path: Path) -> None:
@@ -317,8 +312,9 @@ def test_damaged_empty_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_repeated_lines_are_counted_and_conflicting_ids_refused(tmp_path: Path) -> None:
-    assert read_set("jsonl", write(tmp_path / "same.jsonl", OURS, OURS)).repeated == 1
-    other = write(tmp_path / "other.jsonl", OURS, {**OURS, "answers": ["Other"]})
+    _, repeated = read_set("jsonl", write_rows(tmp_path / "same.jsonl", OURS, OURS))
+    assert repeated == 1
+    other = write_rows(tmp_path / "other.jsonl", OURS, {**OURS, "answers": ["Other"]})
     with pytest.raises(ConfigError, match=r"other.jsonl:2: id 'q1' is also at .*other.jsonl:1,"):
         read_set("jsonl", other)
 
@@ -387,7 +383,7 @@ def test_a_valid_question_is_read_verbatim(
     extra: Any,
 ) -> None:
     row = {"id": id, "question": question, "answers": answers, "kept": extra}
-    found = only("jsonl", write(tmp_path_factory.mktemp("q") / "q.jsonl", row))
+    found = only("jsonl", write_rows(tmp_path_factory.mktemp("q") / "q.jsonl", row))
     assert (found.id, found.question) == (id, question)
     assert found.answers == tuple(dict.fromkeys(answers))
     assert found.extra == {"kept": extra}
@@ -420,9 +416,9 @@ def test_lone_surrogates_are_replaced() -> None:
     ],
 )
 def test_the_real_sets_are_read_completely(name: str, source: str, count: int) -> None:
-    found = read_set(source, str(SHARED / f"{name}_shared.jsonl.gz"))
-    assert (len(found.questions), found.repeated) == (count, 0)
-    for placed in found.questions:
+    questions, repeated = read_set(source, str(SHARED / f"{name}_shared.jsonl.gz"))
+    assert (len(questions), repeated) == (count, 0)
+    for placed in questions:
         question = placed.question
         marked = {p.title for p in question.paragraphs if p.is_supporting}
         # PopQA marks the object's passage too, and cites only the subject's.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_dataset import write_rows
 
 from base.errors import ConfigError
 from rewards.answers import guessable
@@ -68,13 +69,8 @@ MRQA = {
 }
 
 
-def write(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def read(path: str, source: str = "reading") -> list[Question]:
-    return [placed.question for placed in read_set(source, path).questions]
+    return [question for _, question in read_set(source, path)[0]]
 
 
 def load(path: str, **settings: Any) -> Data:
@@ -94,7 +90,7 @@ def gold_texts(data: Data) -> dict[str, list[str]]:
 def test_our_own_reading_format(tmp_path: Path) -> None:
     titled = {**LINE, "title": "Alder", "kind": "span", "relation": "P1", "licence": "MIT"}
     closed = {**LINE, "id": "r2", "answers": ["no"], "title": ""}
-    first, second = read(write(tmp_path / "r.jsonl", titled, closed))
+    first, second = read(write_rows(tmp_path / "r.jsonl", titled, closed))
     assert (first.type, first.hops, first.licence) == ("span", 1, "MIT")
     assert first.extra == {"relation": "P1"}
     assert [(p.title, p.text, p.is_supporting) for p in first.paragraphs] == [
@@ -106,7 +102,7 @@ def test_our_own_reading_format(tmp_path: Path) -> None:
 
 def test_boolq_as_released(tmp_path: Path) -> None:
     row = {"question": "is it a river", "title": "Alder", "answer": True, "passage": ALDER}
-    first, second = read(write(tmp_path / "b.jsonl", row, {**row, "passage": BIRCH}))
+    first, second = read(write_rows(tmp_path / "b.jsonl", row, {**row, "passage": BIRCH}))
     assert (first.answers, first.type) == (("yes",), "yesno")
     assert first.id != second.id
 
@@ -128,7 +124,7 @@ def test_squad_as_released(tmp_path: Path) -> None:
 def test_mrqa_as_released(tmp_path: Path) -> None:
     header = {"header": {"dataset": "HotpotQA", "split": "dev"}}
     untitled = {"context": ALDER, "qas": [{"qid": "m3", "question": "Q?", "answers": ["moor"]}]}
-    first, second, third = read(write(tmp_path / "m.jsonl", header, MRQA, untitled))
+    first, second, third = read(write_rows(tmp_path / "m.jsonl", header, MRQA, untitled))
     assert first.paragraphs == second.paragraphs
     assert first.supporting_titles == ("Alder",)
     assert first.paragraphs[0].text == f"{ALDER} Birch {BIRCH}"
@@ -140,7 +136,7 @@ def test_a_later_mrqa_passage_keeps_a_title_equal_to_the_first(
     tmp_path: Path,
 ) -> None:
     context = "[PAR] [TLE] Alder [SEP] It rises. [PAR] [TLE] Alder [SEP] It falls."
-    first, _ = read(write(tmp_path / "m.jsonl", {**MRQA, "context": context}))
+    first, _ = read(write_rows(tmp_path / "m.jsonl", {**MRQA, "context": context}))
     assert first.paragraphs[0].text == "It rises. Alder It falls."
 
 
@@ -204,14 +200,14 @@ def test_gold_is_the_questions_own_passage_even_if_titles_repeat(tmp_path: Path)
         {**LINE, "id": "d", "title": "", "passage": f"{start}says the moor's owner."},
         {**LINE, "id": "e", "title": "", "passage": f"{start}says the moor's guest."},
     ]
-    path = write(tmp_path / "r.jsonl", *rows)
+    path = write_rows(tmp_path / "r.jsonl", *rows)
     assert gold_texts(load(path)) == {row["id"]: [row["passage"]] for row in rows}
     # The same passages in a corpus with other ids, one of them twice.
     corpus = [
         {"id": f"{n}", "title": p.title, "text": p.text}
         for n, p in enumerate([*load(path).passages, load(path).passages[0]])
     ]
-    named = load(path, corpus=write(tmp_path / "c.jsonl", *corpus))
+    named = load(path, corpus=write_rows(tmp_path / "c.jsonl", *corpus))
     assert gold_texts(named) == {row["id"]: [row["passage"]] for row in rows}
 
 
@@ -244,20 +240,6 @@ def test_the_split_of_a_passage_ignores_case_spaces_and_underscores() -> None:
         assert split_with(passage=f"It Rises {n}.") == split_with(passage=f"it  rises {n}.")
 
 
-def test_all_splits_occur_and_share_no_passage(tmp_path: Path) -> None:
-    rows = [
-        {**LINE, "id": f"{n}-{k}", "question": f"{k}?", "passage": f"Passage {n}."}
-        for n in range(40)
-        for k in range(3)
-    ]
-    path = write(tmp_path / "r.jsonl", *rows)
-    seen = [
-        {question.paragraphs[0].text for question in load(path, split=split).questions}
-        for split in ("warm", "train", "dev", "test")
-    ]
-    assert all(seen) and sum(map(len, seen)) == len(set.union(*seen)) == 40
-
-
 @pytest.mark.parametrize(
     ("source", "passage", "is_repeated"),
     [("reading", BIRCH, False), ("reading", ALDER, True), ("nq", BIRCH, True)],
@@ -279,20 +261,10 @@ def test_an_id_of_a_numbered_file_does_not_make_a_question_repeated() -> None:
         assert bool(repeated_questions([asked], [known])) == is_repeated
 
 
-HYBRID = {
-    "id": "h1",
-    "question": "Which river?",
-    "answers": ["Tamar"],
-    "hops": 2,
-    "trace_unique": True,
-    "intro": {"title": "Rivers", "text": "A list of rivers."},
-    "supporting_titles": ["Rivers - Longest", "Tamar"],
-    "paragraphs": [
-        {"pid": "p1", "title": "Rivers - Longest", "text": "Rank: 1", "is_supporting": True},
-        {"pid": "p2", "title": "Rivers - Longest", "text": "Rank: 2", "is_supporting": False},
-        {"pid": "p3", "title": "Tamar", "text": "A river.", "is_supporting": True},
-    ],
-}
+RIVERS = [
+    {"pid": "p1", "title": "Rivers", "text": "A list of rivers.", "is_supporting": False},
+    {"pid": "p2", "title": "Tamar", "text": "A river.", "is_supporting": True},
+]
 FACTS = ["Dogs have good ears.", "Grey seals hear well under the cold water of lakes."]
 STRATEGY = {
     "qid": "y1",
@@ -303,31 +275,10 @@ STRATEGY = {
 }
 
 
-def test_a_table_has_an_intro_and_gold_only_if_its_trace_is_unique(tmp_path: Path) -> None:
-    unclear = {**HYBRID, "id": "h2", "trace_unique": False}
-    plain = {key: HYBRID[key] for key in ("id", "question", "answers")} | {"id": "h3"}
-    path = write(tmp_path / "h.jsonl", HYBRID, unclear, plain)
-    data = load(path, source="hybridqa")
-    assert gold_texts(data) == {"h1": ["Rank: 1", "A river."], "h2": [], "h3": []}
-    assert "A list of rivers." in {passage.text for passage in data.passages}
-    by_id = {question.id: question for question in data.questions}
-    assert by_id["h1"].extra == {"trace_unique": True}
-    assert by_id["h2"].supporting_titles == ()
-
-
-def test_an_ambiguous_table_keeps_its_ids_and_fields_but_has_no_gold(tmp_path: Path) -> None:
-    cited = {"supporting_ids": ["p1", "p3"], "table": "t7"}
-    path = write(tmp_path / "h.jsonl", {**HYBRID, **cited, "trace_unique": False})
-    (question,) = read(path, "hybridqa")
-    assert question.supporting_ids == ()
-    assert [p.id for p in question.paragraphs] == ["p1", "p2", "p3", None]
-    assert question.extra == {"table": "t7", "trace_unique": False}
-
-
 def test_strategyqa_counts_steps_as_hops_and_drops_blank_facts(tmp_path: Path) -> None:
     steps = ["How well does a dog hear?", "How well does a seal?", "Is #1 better than #2?"]
     row = {**STRATEGY, "facts": [*FACTS, " ", ""], "decomposition": steps}
-    (question,) = read(write(tmp_path / "s.jsonl", row), "strategyqa")
+    (question,) = read(write_rows(tmp_path / "s.jsonl", row), "strategyqa")
     assert question.hops == 3
     assert [p.text for p in question.paragraphs] == FACTS
     # `decomposition` would be taken for MuSiQue's, whose steps have answers.
@@ -337,8 +288,8 @@ def test_strategyqa_counts_steps_as_hops_and_drops_blank_facts(tmp_path: Path) -
 def test_facts_are_the_passages_of_strategyqa(tmp_path: Path) -> None:
     ours = {**STRATEGY, "answers": ["yes"], "id": "y1", "hops": 2}
     ours = {key: value for key, value in ours.items() if key not in ("qid", "answer")}
-    path = write(tmp_path / "released.jsonl", STRATEGY)
-    assert read(path, "strategyqa") == read(write(tmp_path / "ours.jsonl", ours), "strategyqa")
+    path = write_rows(tmp_path / "released.jsonl", STRATEGY)
+    assert read(path, "strategyqa") == read(write_rows(tmp_path / "ours.jsonl", ours), "strategyqa")
     data = load(path, source="strategyqa")
     (question,) = data.questions
     assert (question.type, question.hops, question.answers) == ("yesno", 2, ("yes",))
@@ -351,34 +302,34 @@ def test_facts_are_the_passages_of_strategyqa(tmp_path: Path) -> None:
 
 
 def test_reading_and_multihop_sets_mix(tmp_path: Path) -> None:
-    files = {"reading": LINE, "hybridqa": HYBRID, "strategyqa": STRATEGY}
+    line = {"id": "h1", "question": "Which river?", "answers": ["Tamar"], "paragraphs": RIVERS}
+    files = {"reading": LINE, "jsonl": line, "strategyqa": STRATEGY}
     mix = tuple(
         SetSettings.model_validate(
-            {"source": source, "questions": write(tmp_path / source, row), "split": None}
+            {"source": source, "questions": write_rows(tmp_path / source, row), "split": None}
         )
         for source, row in files.items()
     )
     data = load_data(DataSettings(mix=mix, limit=None), 0)
-    assert gold_texts(data) == {"r1": [ALDER], "h1": ["Rank: 1", "A river."], "y1": FACTS}
-    assert len(data.passages) == 7
+    assert gold_texts(data) == {"r1": [ALDER], "h1": ["A river."], "y1": FACTS}
+    assert len(data.passages) == 5
 
 
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real sets are not beside the checkout")
 @pytest.mark.parametrize(
-    ("source", "name", "count", "known"),
+    ("source", "name", "count"),
     [
-        ("reading", "reading/squad11_dev", 10_520, 10_520),
-        ("reading", "reading/fewrel_template", 10_490, 10_490),
-        ("hybridqa", "multihop/mh_hybridqa_dev", 2_353, 1_346),
-        ("strategyqa", "multihop/mh_strategyqa_train", 2_060, 2_060),
-        ("2wiki", "multihop/mh_2wiki_dev_derived", 1_159, 1_159),
+        ("reading", "reading/squad11_dev", 10_520),
+        ("reading", "reading/fewrel_template", 10_490),
+        ("strategyqa", "multihop/mh_strategyqa_train", 2_060),
+        ("2wiki", "multihop/mh_2wiki_dev_derived", 1_159),
     ],
 )
-def test_gold_of_the_real_sets(source: str, name: str, count: int, known: int) -> None:
+def test_gold_of_the_real_sets(source: str, name: str, count: int) -> None:
     data = load(str(SHARED / f"{name}.jsonl.gz"), source=source)
     found = gold_texts(data)
-    assert (len(found), sum(map(bool, found.values()))) == (count, known)
+    assert (len(found), sum(map(bool, found.values()))) == (count, count)
     for question in data.questions:
         marked = [p.text for p in question.paragraphs if p.is_supporting]
         assert found[question.id] == marked

@@ -21,7 +21,6 @@ from storage.records import (
     Prediction,
     Question,
     Record,
-    Rollout,
     Small,
     TreeNode,
 )
@@ -131,18 +130,10 @@ def test_surrogates_inside_lists_and_json_are_replaced() -> None:
 
 
 def test_older_tables_take_defaults_and_newer_ones_are_refused() -> None:
-    rollout = Rollout(
-        draw=0, answer=None, em=None, f1=None, steps=1, forced=False, tokens=2, stop_reason="eos"
-    )
-    node = a_node(rollouts=(rollout.model_copy(update={"trajectory": "abc"}),))
+    node = a_node(cycle=1, n_outcomes=2)
     table = rows_to_table([node], TREES, "run")
-    older_rollouts = pa.list_(pa.struct(list(TREES.field("rollouts").type.value_type)[:-1]))
-    (values,) = table["rollouts"].to_pylist()
-    del values[0]["trajectory"]
-    older = table.drop_columns(["cycle", "n_outcomes", "rollouts"]).append_column(
-        "rollouts", pa.array([values], older_rollouts)
-    )
-    expected = node.model_copy(update={"rollouts": (rollout,)})
+    older = table.drop_columns(["cycle", "n_outcomes"])
+    expected = node.model_copy(update={"cycle": 0, "n_outcomes": 0})
     assert table_to_records(older, TreeNode) == [expected]
     # Concatenated with a current part, the missing columns are read as nulls.
     both = pa.concat_tables([older, table], promote_options="permissive")

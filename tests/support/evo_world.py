@@ -7,9 +7,8 @@ from typing import Any
 from agent.evo_rag import EvoRAG
 from agent.state import Action, State, Step
 from engines.sampling import Engine
-from rewards.evo_rag.returns import EpisodeRewards
 from rewards.evo_rag.scheme import EvoRag
-from rewards.evo_rag.steps import Gold
+from rewards.evo_rag.steps import EpisodeRewards, Gold
 from rewards.settings import EvoRagSettings
 from runs.recipe import Recipe
 from storage.records import RetrievedPassage, TreeNode

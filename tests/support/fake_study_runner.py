@@ -24,13 +24,8 @@ class Command:
     policy: str
 
 
-def gives_nothing(policy: str) -> dict[str, Any]:
-    """Returns empty results for a policy."""
-    return {}
-
-
-def tells_nothing(command: Command) -> dict[str, Any]:
-    """Returns empty totals for a stage."""
+def gives_nothing(_: object) -> dict[str, Any]:
+    """Returns no results of a policy and no totals of a stage."""
     return {}
 
 
@@ -46,7 +41,7 @@ class Pretended(StudyRunner):
 
     ran: list[Command] = field(default_factory=list)
     scored: Callable[[str], dict[str, Any]] = gives_nothing
-    told: Callable[[Command], dict[str, Any]] = tells_nothing
+    told: Callable[[Command], dict[str, Any]] = gives_nothing
 
     def run_stage(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         settings = given.get("settings") or {}

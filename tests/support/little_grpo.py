@@ -60,5 +60,5 @@ class LittleServing:
 
 setattr(train_grpo, "serving_for", LittleServing)  # noqa: B010
 setattr(preflight, "check_embedded", lambda files: None)  # noqa: B010
-setattr(policy_files, "load_tokenizer", cache(policy_files.load_tokenizer))  # noqa: B010
-policy_files.load_tokenizer(policy_files.packaged_gguf())
+setattr(policy_files, "tokenizer_of", cache(policy_files.tokenizer_of))  # noqa: B010
+policy_files.tokenizer_of(policy_files.packaged_gguf())

@@ -20,12 +20,11 @@ from agent.protocols import protocol_of
 from agent.segments import AUTOREFINE, EVAL_RAR, Segment
 from agent.settings import AgentSettings
 from engines.sampling import Sampling
-from rewards.arena import ArenaOutcome, ArenaSettings, arena_outcome
-from rewards.eval_rar import EvalRarOutcome, EvalRarSettings, eval_rar_outcome
-from rewards.r1_searcher import R1SearcherOutcome, R1SearcherSettings, r1_searcher_outcome
+from rewards.arena import ArenaSettings, arena_outcome
+from rewards.eval_rar import EvalRarSettings, eval_rar_outcome
+from rewards.outcome import Outcome, Verdicts
+from rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
 from storage.records import Paragraph, Question, RetrievedPassage
-
-Outcome = ArenaOutcome | R1SearcherOutcome | EvalRarOutcome
 
 BUDGET = ("prefill", "max_retrievals", "max_steps", "max_corrections")
 """Settings of the cases that are not settings of a reward."""
@@ -64,7 +63,7 @@ class Case:
             ),
         ]
 
-    def outcome(self, segments: list[Segment] | None = None) -> Outcome:
+    def outcome(self, segments: list[Segment] | None = None) -> tuple[Outcome, Verdicts]:
         given = {name: value for name, value in self.settings.items() if name not in BUDGET}
         segments, golds = segments or self.segments, self.gold_answers
         if self.system == "arena":

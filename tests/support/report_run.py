@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
-
-from pipelines.cli import parser, run_stage
 
 HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror=alert(1)>'
 
@@ -33,6 +32,5 @@ def a_run_with_report(folder: Path) -> Path:
             '{"step": 2, "reward": 0.6, "reward/format": 1, "reward/accuracy": 0.2}\n'
         )
         for stage in ("annotate", "report"):
-            arguments = [stage, "--config", str(config), "--run", str(folder / "run")]
-            assert run_stage(parser().parse_args(arguments)) == 0
+            assert branchwise(stage, config, folder / "run") == 0
     return folder / "run"

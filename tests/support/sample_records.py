@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from storage.ledger_rows import Call
-from storage.records import Component, Message, Pair, Prediction, Question, TreeNode
+from storage.records import Component, Message, Pair, Prediction, Question, Rollout, TreeNode
 
 
 def a_question(**changes: Any) -> Question:
@@ -34,6 +34,13 @@ def a_node(**changes: Any) -> TreeNode:
         "content": "France",
     }
     return TreeNode.model_validate(fields | changes)
+
+
+def a_rollout(answer: str | None, **changes: Any) -> Rollout:
+    """Returns a rollout of three steps with this answer, or an invalid one without an answer."""
+    reason = "answer" if answer else "invalid"
+    fields = {"draw": 0, "em": None, "f1": None, "steps": 3, "forced": False, "tokens": 9}
+    return Rollout.model_validate({"answer": answer, "stop_reason": reason, **fields, **changes})
 
 
 def a_pair(**changes: Any) -> Pair:
@@ -81,7 +88,9 @@ def a_prediction(**changes: Any) -> Prediction:
     fields: dict[str, Any] = {
         "question_id": "q1",
         "source": "atlas",
+        "guessable": False,
         "policy": "dpo",
+        "protocol": "reasonrag",
         "policy_digest": "d",
         "seed": 0,
         "prediction": "Rome",
@@ -96,6 +105,7 @@ def a_prediction(**changes: Any) -> Prediction:
         "forced": False,
         "refused": False,
         "format_ok": True,
+        "stop_reason": "answer",
         "supporting_recall": 0.5,
         "trajectory": "[]",
         "input_tokens": 100,

@@ -33,11 +33,16 @@ def policy(request: dict[str, Any]) -> str:
     return f"<query>{('Lyon', 'Osaka', 'capital', 'France', 'Japan')[seed % 5]}</query>"
 
 
+def write_rows(path: Path, *rows: Any) -> str:
+    """Writes one line of JSON per row; returns the path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
 def recipe(folder: Path, base_url: str, **changes: Any) -> Path:
     """Writes a recipe, its questions and its corpus; `changes` replace whole blocks."""
     for name, rows in (("questions", QUESTIONS), ("corpus", PASSAGES)):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(lines)
+        write_rows(folder / f"{name}.jsonl", *rows)
     blocks: dict[str, Any] = {
         "name": "little",
         "data": {

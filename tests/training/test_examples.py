@@ -14,15 +14,15 @@ from storage.records import Message, RetrievedPassage
 from training.examples import StepExample, chosen_steps, right_trajectories, tokenise
 from training.packing import IGNORED
 from training.preference.pairs import tokenise_pairs
-from training.sft_trainer import LeftPadding
-from weights.policy_files import load_tokenizer, packaged_gguf
+from training.sft_trainer import left_padded
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 SIDES = ("chosen", "rejected")
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return load_tokenizer(packaged_gguf())
+    return tokenizer_of(packaged_gguf())
 
 
 @pytest.mark.parametrize("target", ["<query>Île-de-France</query>", "<answer>3.5 million</answer>"])
@@ -44,7 +44,7 @@ def test_prompt_and_target_ids_equal_the_chat_templates(tokenizer: Any, target: 
 def test_only_the_policys_own_tokens_carry_a_loss(tokenizer: Any) -> None:
     messages = (Message("system", "Answer."), Message("user", "<answer>not mine</answer>"))
     [tokens] = tokenise([StepExample(messages, "<answer>mine</answer>", "q", "r")], tokenizer)
-    labels = LeftPadding(0)([tokens])["labels"][0]
+    labels = left_padded(0, [tokens])["labels"][0]
     assert len(labels) == len(tokens.whole)
     learned = labels[labels != IGNORED].tolist()
     assert tokenizer.decode(learned) == "<answer>mine</answer><|im_end|>"

@@ -291,7 +291,6 @@ class TestAgainstTrl:
         self, base: str, folder: Path, changes: Mapping[str, Any], stale: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         from training.grpo.rollouts import rows_of
-        from training.grpo.trainer import _Update
 
         fields = dict(changes)
         temperature = fields.pop("temperature", 1.0)
@@ -301,12 +300,15 @@ class TestAgainstTrl:
         advantages = [[a] * len(tokens.step) for tokens, a in self.CALLS]
         settings = trainer.settings
         rows = rows_of(
-            rollouts, advantages, aggregation=settings.aggregation, has_kl=settings.beta > 0
+            list(zip(rollouts, advantages, strict=True)),
+            aggregation=settings.aggregation,
+            has_kl=settings.beta > 0,
         )
         asked = [row.tokens for row in rows]
-        reference = trainer._start_logps(asked) if trainer.settings.beta else {}
-        before = OLD if stale else None
-        trainer._learn(trainer.model, _Update(rows, before, reference))
+        if settings.beta:
+            trainer.reference_logps = trainer._start_logps(asked)
+        trainer.old_logps = OLD if stale else None
+        trainer._learn(trainer.model, rows)
         return gradients(trainer.model), {
             name: p.detach().clone() for name, p in trainer.model.named_parameters()
         }

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from damage import HARMS, Harm
@@ -12,7 +13,7 @@ from base.errors import ConfigError
 from training.packing import StepTokens
 from training.preference.dpo import reference_logps
 from training.preference.pairs import PreferenceTokens, score, split_holdout
-from training.samplers import StateOrder
+from training.samplers import ExampleOrder
 
 
 def pair(number: int, question: str = "q") -> PreferenceTokens:
@@ -56,7 +57,8 @@ def test_the_score_measures_the_gain_of_chosen_over_rejected_steps() -> None:
 
 def test_siblings_stay_together_in_an_order_that_changes_by_epoch() -> None:
     states = ["a", "b", "c", "a", "b", "a", "d", "e"]
-    order = StateOrder(states, seed=3)
+    arguments, lengths = SimpleNamespace(seed=3), [1] * len(states)
+    order = ExampleOrder(arguments, lengths, states)
     epochs = []
     for epoch in range(4):
         order.set_epoch(epoch)
@@ -68,7 +70,7 @@ def test_siblings_stay_together_in_an_order_that_changes_by_epoch() -> None:
         assert len(runs) == len(set(states)), "each state's pairs are adjacent"
         epochs.append(drawn)
     assert len({tuple(drawn) for drawn in epochs}) > 1
-    resumed = StateOrder(states, seed=3)
+    resumed = ExampleOrder(arguments, lengths, states)
     resumed.set_epoch(2)
     assert list(resumed) == epochs[2]
 

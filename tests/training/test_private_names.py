@@ -25,6 +25,7 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
     from transformers.integrations import sdpa_attention
     from transformers.masking_utils import AttentionMaskInterface
+    from transformers.utils import chat_template_utils
     from trl import DPOTrainer
 
     loss = "self model inputs return_outputs num_items_in_batch"
@@ -33,11 +34,12 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
         (DPOTrainer, "_prepare_dataset", "self dataset processing_class args dataset_name"),
         (DPOTrainer, "_get_train_sampler", "self train_dataset"),
         (DPOTrainer, "compute_loss", loss),
-        (DPOTrainer, "compute_ref_log_probs", "self model inputs"),
         # training/sft_trainer.py
         (Trainer, "_get_train_sampler", "self train_dataset"),
         (Trainer, "_track_num_input_tokens", "self inputs"),
         (Trainer, "compute_loss", loss),
+        # weights/chat_template.py
+        (chat_template_utils, "_compile_jinja_template", "chat_template"),
         # weights/tree_attention.py
         (
             sdpa_attention,
@@ -59,7 +61,7 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
             for of in ("logps", "rewards")
             for side in ("chosen", "rejected")
         ),
-        # training/packing.py and likelihood.py: keys that we add reach the backbone.
+        # training/packing.py: keys that we add reach the backbone.
         (DPOTrainer, r"model\(\*\*model_kwargs, labels=labels, fused_lm_head=True\)"),
         (DPOTrainer, r"outputs\.log_probs"),
         # training/arguments.py

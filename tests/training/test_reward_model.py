@@ -25,9 +25,14 @@ from training.reward_model.comparisons import (
     return_gaps,
     split_questions,
 )
-from training.reward_model.heads import fit_heads, head_losses
 from training.reward_model.metrics import Steps, measure
-from training.reward_model.train import RewardTrainingData, _steps, train_reward_model
+from training.reward_model.train import (
+    RewardTrainingData,
+    _steps,
+    fit_heads,
+    head_losses,
+    train_reward_model,
+)
 from training.settings import RewardModelSettings
 from weights.embedding import Prefix
 
@@ -255,7 +260,7 @@ def test_a_training_writes_heads_metrics_and_their_provenance(tmp_path: Path) ->
     report = train_reward_model(material, settings, **made, log=said.append)
     assert report.dropped == 1, "one side of one pair is longer than max_length"
     assert (6,) * 3 not in reader.asked, "its sibling is in no other pair, so it is not encoded"
-    assert report.trained + report.kept == len(material.comparisons) - 1
+    assert report.trained + report.validation == len(material.comparisons) - 1
     record = read_record(tmp_path / "rm")
     assert (record["encoder"], record["encoder_digest"]) == ("packaged", reader.digest)
     assert record["data_digest"] == material.digest
@@ -311,7 +316,7 @@ def test_the_settings_select_the_validation_questions(tmp_path: Path) -> None:
         }
         report = train_reward_model(material, told, **made)
         kept = split_questions(material.comparisons, told.validation, told.split_seed)[1]
-        assert report.kept == len(kept)
+        assert report.validation == len(kept)
         assert report.validation_questions == len({one.question_id for one in kept})
     digests = set()
     for seed in (0, 1):

@@ -34,8 +34,9 @@ def rollout(reward: float, *lengths: int, question: str = "q") -> Rollout:
     return Rollout(question, tuple(calls), reward)
 
 
-def flat(rollouts: Sequence[Rollout], value: float = 1.0) -> list[list[float]]:
-    return [[value] * one.sampled for one in rollouts]
+def flat(rollouts: Sequence[Rollout]) -> list[tuple[Rollout, list[float]]]:
+    """Returns rollouts with an advantage of 1 for each token."""
+    return [(one, [1.0] * one.sampled) for one in rollouts]
 
 
 def summed(rows: Sequence[TrainingRow], losses: Sequence[Sequence[float]]) -> float:
@@ -48,14 +49,14 @@ def test_inserted_tokens_count_neither_in_the_loss_nor_in_the_length(
 ) -> None:
     """The worked case: losses [1 1 · · 1] and [2 4], where the dots are inserted tokens."""
     rollouts = [rollout(1, 2, 1), rollout(0, 2)]
-    rows = rows_of(rollouts, flat(rollouts), aggregation=aggregation)  # type: ignore[arg-type]
+    rows = rows_of(flat(rollouts), aggregation=aggregation)  # type: ignore[arg-type]
     assert summed(rows, [[1, 1], [1], [2, 4]]) == pytest.approx(expected)
 
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=6))
 def test_long_and_short_rollouts_have_the_same_total_weight(lengths: list[list[int]]) -> None:
     rollouts = [rollout(place, *own) for place, own in enumerate(lengths)]
-    rows = rows_of(rollouts, flat(rollouts))
+    rows = rows_of(flat(rollouts))
     counted = iter(rows)
     for own in lengths:
         mass = sum(row.weight * len(row.tokens.step) for row in (next(counted) for _ in own))
@@ -64,7 +65,7 @@ def test_long_and_short_rollouts_have_the_same_total_weight(lengths: list[list[i
 
 def test_advantages_are_split_by_call_with_their_tokens() -> None:
     one = rollout(1, 2, 3)
-    rows = rows_of([one], [[0.1, 0.2, 0.3, 0.4, 0.5]])
+    rows = rows_of([(one, [0.1, 0.2, 0.3, 0.4, 0.5])])
     assert [row.advantages for row in rows] == [(0.1, 0.2), (0.3, 0.4, 0.5)]
     assert [row.tokens for row in rows] == [call.tokens for call in one.calls]
 
@@ -79,7 +80,7 @@ def test_the_calls_of_a_turn_form_one_path_in_the_prefix_tree() -> None:
 @given(st.integers(1, 60), st.integers(0, 5))
 def test_drawn_rows_are_reweighted_for_the_rows_left_out(most: int, seed: int) -> None:
     rollouts = [rollout(place, 3, 2) for place in range(4)]
-    rows = rows_of(rollouts, flat(rollouts))
+    rows = rows_of(flat(rollouts))
     kept = drawn(rows, most, str(seed))
     tokens = len(prefix_tree([r.tokens.whole for r in kept]).tokens)
     assert kept and (tokens <= most or len(kept) == 1)
@@ -92,7 +93,7 @@ def test_drawn_rows_are_reweighted_for_the_rows_left_out(most: int, seed: int) -
 def test_drawn_rows_keep_the_engines_logprobs(most: int | None) -> None:
     one = rollout(1, 2)
     call = replace(one.calls[0], logprobs=(-0.5, -0.25))
-    (row,) = drawn(rows_of([replace(one, calls=(call,))], [[1.0, 1.0]]), most, "0")
+    (row,) = drawn(rows_of([(replace(one, calls=(call,)), [1.0, 1.0])]), most, "0")
     assert row.logprobs == (-0.5, -0.25)
 
 
@@ -112,13 +113,12 @@ def test_groups_without_spread_and_single_rollouts_have_no_advantages() -> None:
 def test_rollouts_without_advantages_count_in_the_mean_but_give_no_rows() -> None:
     rollouts = [rollout(1, 2), rollout(0, 1), rollout(0.5, 3), rollout(0.2, 4)]
     advantages = [[1.0, 1.0], [-1.0], [0.0] * 3, [0.0] * 4]
-    rows = rows_of(rollouts, advantages, has_kl=False)
+    pairs = list(zip(rollouts, advantages, strict=True))
+    rows = rows_of(pairs, has_kl=False)
     assert [row.weight for row in rows] == [1 / (4 * 2), 1 / 4]
-    (token_weight,) = {
-        row.weight for row in rows_of(rollouts, advantages, aggregation="token", has_kl=False)
-    }
+    (token_weight,) = {row.weight for row in rows_of(pairs, aggregation="token", has_kl=False)}
     assert token_weight == 1 / 10
-    assert len(rows_of(rollouts, advantages)) == 4, "the divergence of all rollouts counts"
+    assert len(rows_of(pairs)) == 4, "the divergence of all rollouts counts"
 
 
 def test_reinforce_does_not_amplify_the_rounding_of_equal_rewards() -> None:

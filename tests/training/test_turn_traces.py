@@ -30,7 +30,7 @@ from training.examples import StepExample, tokenise
 from training.warm_start.traces import Traces, build_traces
 from training.warm_start.walks import USELESS
 from weights.chat_template import prompt_ids
-from weights.policy_files import load_tokenizer, packaged_gguf
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TOP_K, REFERENCES = 2, 5
@@ -49,7 +49,7 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return load_tokenizer(packaged_gguf())
+    return tokenizer_of(packaged_gguf())
 
 
 def protocol(name: str, **settings: Any) -> AgentProtocol:
@@ -97,14 +97,14 @@ async def test_an_arena_reply_cites_all_supporting_references(
     done = await replayed((questions, *atlas[1:]), by)
     for name, end in done.items():
         question = questions[name]
-        outcome = arena_outcome(
+        outcome, verdicts = arena_outcome(
             by.segments(end.state),
             question.answers,
             ArenaSettings(),
             reference_count=len(end.state.given or ()),
             supporting=supporting_numbers(question, end.state),
         )
-        assert outcome.total == 13 and outcome.all_correct
+        assert outcome.total == 13 and verdicts.all_correct
 
 
 @pytest.mark.parametrize("prompt", ["base", "instruct"])
@@ -120,7 +120,7 @@ async def test_r1_searcher_traces_are_well_formed_with_some_useless_searches(
             )
             for stage in (1, 2)
         ]
-        assert [(one.failures, one.total) for one in paid] == [((), 1.0), ((), 1.0)]
+        assert [(v.format_failures, o.total) for o, v in paid] == [((), 1.0), ((), 1.0)]
         useless[USELESS in policy_text(segments)] += 1
     assert 0.05 < useless[True] / useless.total() < 0.5
 
@@ -150,10 +150,10 @@ async def test_search_loop_traces_evaluate_every_search_and_get_full_reward(
     rewards = EvalRarSettings(reward="autorefine" if name == "autorefine" else "eval-rar")
     for question_id, end in (await replayed(atlas, by)).items():
         question, segments = atlas[0][question_id], by.segments(end.state)
-        outcome = eval_rar_outcome(segments, question.answers, rewards, by.search_tags)
-        assert outcome.total == 1.0 and not outcome.forged
-        assert outcome.searches == len(end.state.steps) - 1 >= (question.hops or 0)
-        assert outcome.evaluated == (0 if name == "search-r1" else outcome.searches)
+        outcome, verdicts = eval_rar_outcome(segments, question.answers, rewards, by.search_tags)
+        assert outcome.total == 1.0 and not verdicts.forged
+        assert verdicts.retrievals == len(end.state.steps) - 1 >= (question.hops or 0)
+        assert verdicts.evaluated == (None if name == "search-r1" else 1.0)
         if name != "search-r1" and question.type != "comparison":
             assert max(value or 0 for value in list(outcome.components.values())[1:]) == 0.1
 

@@ -13,9 +13,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, Mistral
 from base.errors import ConfigError
 from storage.records import Message
 from training.examples import StepExample, tokenise
-from weights.backbone import Backbone, Tokens, Vector
-from weights.embedding import FrozenEncoder, Prefix, base_of
-from weights.policy_files import PACKAGED, load_tokenizer, packaged_gguf
+from weights.embedding import Backbone, FrozenEncoder, Prefix, Tokens, Vector, base_of
+from weights.policy_files import PACKAGED, packaged_gguf, tokenizer_of
 
 # Siblings of two states of one instruction, one a prefix of another; and one long sequence.
 SEQUENCES: list[Tokens] = [
@@ -132,7 +131,7 @@ def test_damaged_vectors_are_recomputed_and_logged(
 
 
 def test_the_tokens_of_a_step_equal_those_of_policy_training() -> None:
-    tokenizer = load_tokenizer(packaged_gguf())
+    tokenizer = tokenizer_of(packaged_gguf())
     messages = (Message("system", "Answer."), Message("user", "Question: Where is Ōsaka?"))
     texts = ("<search>Ōsaka</search>", "<refuse/>")
     examples = tokenise([StepExample(messages, t, "q", "reasoning") for t in texts], tokenizer)

@@ -8,7 +8,7 @@ from strange_files import pipe
 
 from base.errors import ConfigError
 from weights.gguf import open_gguf
-from weights.policy_files import load_tokenizer, packaged_gguf
+from weights.policy_files import packaged_gguf, tokenizer_of
 
 FILES = {
     "empty": b"",
@@ -27,7 +27,7 @@ def test_a_damaged_gguf_is_refused(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy\.gguf: cannot be read as GGUF"):
         open_gguf(path)
     with pytest.raises(ConfigError, match=r"policy\.gguf: cannot be (loaded|read as GGUF)"):
-        load_tokenizer(path)
+        tokenizer_of(path)
 
 
 def test_a_gguf_with_truncated_weights_is_refused(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_subtrees_cover_all_tokens_that_the_whole_tree_attends_to(
     sequences: list[tuple[int, ...]], small: int
 ) -> None:
     ends = prefix_tree(sequences).ends
-    parts = subtrees(ends, small)
+    parts = list(subtrees(ends, 0, len(ends), small=small))
     assert [at for part in parts for at in range(part.start, part.stop)] == list(range(len(ends)))
     for part in parts:
         spans = (*part.past, part[:2])
@@ -134,7 +134,7 @@ def test_tree_attention_runs_per_subtree(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(query, key, *args, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(tree_attention.subtrees, "__defaults__", (3,))
+    monkeypatch.setattr(tree_attention.subtrees, "__defaults__", ((), 3))
     with torch.no_grad():
         step_logps(tiny(TREE_SDPA), packed_batch(ROWS, 0))
     # Numbers of queries and keys, for 1 2; 3 4 5 6; 9; after it 4, and 5 6 7 8; then 50 3.

@@ -8,8 +8,7 @@ tokens it samples must equal the trainer's, and they must have moved if the trai
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, count
+from itertools import chain
 from math import sqrt
 from typing import Any
 
@@ -81,9 +80,13 @@ class Canary:
         Raises:
             TrainingError: If the engine serves other weights.
         """
-        completions = await asyncio.gather(*map(partial(_continue, engine), count(), self.prompts))
-        engine_logps = [list(one.logprobs or ()) for one in completions]
-        trainer_logps = [_logps(model, one) for one in completions]
+        requests = [
+            SampleRequest(prompt, _SAMPLING, CallIdentity("policy", "canary", str(n)), tokens=True)
+            for n, prompt in enumerate(self.prompts)
+        ]
+        completions = await asyncio.gather(*map(engine.sample, requests))
+        engine_logps = [list(completion.logprobs or ()) for completion in completions]
+        trainer_logps = [_logps(model, completion) for completion in completions]
         if list(map(len, engine_logps)) != list(map(len, trainer_logps)):
             raise TrainingError(
                 f"{engine.model}: {sum(map(len, engine_logps))} log-probabilities for "
@@ -94,13 +97,13 @@ class Canary:
         if self._previous:
             # A forward pass takes as long as the engine's whole reply, so none is run twice.
             now = [
-                logps if one.token_ids == previous.token_ids else _logps(model, previous)
-                for one, logps, previous in zip(
+                logps if current.token_ids == previous.token_ids else _logps(model, previous)
+                for current, logps, previous in zip(
                     completions, trainer_logps, self._previous, strict=True
                 )
             ]
             moved = _distance(now, self._previous_logps)
-            if moved > _LEAST_MOVE and _same(completions, self._previous):
+            if moved > _LEAST_MOVE and _samples(completions) == _samples(self._previous):
                 raise TrainingError(
                     f"{engine.model}: the engine still serves the weights of the previous batch. "
                     f"The trainer's log-probabilities moved by {moved:.4f} nats per token, the "
@@ -117,11 +120,6 @@ class Canary:
         return CanaryResult(error, moved)
 
 
-async def _continue(engine: Engine, number: int, prompt: tuple[Message, ...]) -> Completion:
-    identity = CallIdentity("policy", "canary", str(number))
-    return await engine.sample(SampleRequest(prompt, _SAMPLING, identity, tokens=True))
-
-
 def _logps(model: Any, completion: Completion) -> list[float]:
     """Returns the log-probabilities of the sampled tokens under `model`, at temperature 1."""
     import torch
@@ -135,17 +133,14 @@ def _logps(model: Any, completion: Completion) -> list[float]:
     with torch.no_grad():
         logits = model(input_ids=ids, logits_to_keep=len(sampled) + 1, use_cache=False).logits
     logps = logits[0, :-1].float().log_softmax(dim=-1)
-    found: list[float] = logps.gather(1, ids[0, len(ids[0]) - len(sampled) :, None])[:, 0].tolist()
-    return found
+    of_sampled = logps.gather(1, ids[0, len(ids[0]) - len(sampled) :, None])[:, 0]
+    return list(of_sampled.tolist())
 
 
-def _distance(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    pairs = list(zip(chain(*one), chain(*other), strict=True))
+def _distance(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> float:
+    pairs = list(zip(chain(*first), chain(*second), strict=True))
     return sqrt(sum((a - b) ** 2 for a, b in pairs) / len(pairs))
 
 
-def _same(completions: Sequence[Completion], previous: Sequence[Completion]) -> bool:
-    return all(
-        (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
-        for one, other in zip(completions, previous, strict=True)
-    )
+def _samples(completions: Sequence[Completion]) -> list[tuple[Any, Any]]:
+    return [(completion.token_ids, completion.logprobs) for completion in completions]

@@ -18,7 +18,6 @@ from training.packing import StepTokens
 from training.settings import GrpoSettings
 
 Estimator = Literal["k1", "k2", "k3"]
-Scale = Literal["std", "none"]
 
 EPSILON = 1e-4
 """Term added to the standard deviation of a group (TRL's value)."""
@@ -77,9 +76,8 @@ class TokenMeans:
 
     def means(self) -> dict[str, float]:
         """Returns the finite means."""
-        sums = self._sums.items()
-        found = {name: total / self._counts[name] for name, total in sums if self._counts[name]}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        means = {name: self._sums[name] / n for name, n in self._counts.items() if n}
+        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
 def has_spread(rewards: Sequence[float]) -> bool:
@@ -87,7 +85,9 @@ def has_spread(rewards: Sequence[float]) -> bool:
     return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
-def group_advantages(rewards: Sequence[float], scale: Scale = "std") -> list[float]:
+def group_advantages(
+    rewards: Sequence[float], scale: Literal["std", "none"] = "std"
+) -> list[float]:
     """Returns (r − mean) / (std + ε) for each rollout of a group (GRPO; DeepSeekMath, section 4.1).
 
     Args:
@@ -150,7 +150,7 @@ def advantages_of(
     rloo = settings.algorithm == "rloo"
     compare = leave_one_out if rloo else partial(group_advantages, scale=settings.scale)
     centred = leave_one_out if rloo else partial(group_advantages, scale="none")
-    found = []
+    rollouts = []
     for group in groups:
         rewards = [rollout.reward for rollout in group]
         advantages = compare(rewards) if has_spread(rewards) else [0.0] * len(group)
@@ -158,11 +158,11 @@ def advantages_of(
             # Scaled by a deviation of its own, the divergence would count fully at any beta.
             costs = [beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group]
             advantages = [a - c for a, c in zip(advantages, centred(costs), strict=True)]
-        found += [
+        rollouts += [
             (rollout, [advantage] * rollout.sampled)
             for rollout, advantage in zip(group, advantages, strict=True)
         ]
-    return found
+    return rollouts
 
 
 def _reinforce(

@@ -8,7 +8,8 @@ that rewrite their prompt at each step train in the same way.
 import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 from training.packing import StepTokens
@@ -90,8 +91,7 @@ class RolloutSource(Protocol):
 
 
 def rows_of(
-    rollouts: Sequence[Rollout],
-    advantages: Sequence[Sequence[float]],
+    rollouts: Sequence[tuple[Rollout, Sequence[float]]],
     *,
     aggregation: Literal["rollout", "token"] = "rollout",
     has_kl: bool = True,
@@ -102,24 +102,21 @@ def rows_of(
     out unless the loss has a divergence.
 
     Args:
-        rollouts: All rollouts of the update.
-        advantages: Advantages of the sampled tokens of each rollout, call after call.
+        rollouts: All rollouts of the update, each with the advantages of its sampled tokens, call
+            after call.
         aggregation: `rollout` weights a token by 1 / (rollouts · tokens of its rollout), `token`
             by 1 / tokens of all rollouts.
         has_kl: Whether the loss has a divergence from the start.
     """
-    tokens = sum(rollout.sampled for rollout in rollouts)
+    tokens = sum(rollout.sampled for rollout, _ in rollouts)
     rows = []
-    for rollout, own in zip(rollouts, advantages, strict=True):
+    for rollout, advantages in rollouts:
         share = len(rollouts) * rollout.sampled if aggregation == "rollout" else tokens
-        start = 0
+        remaining = iter(advantages)
         for call in rollout.calls:
-            end = start + len(call.tokens.step)
-            if has_kl or any(own[start:end]):
-                rows.append(
-                    TrainingRow(call.tokens, tuple(own[start:end]), 1 / share, call.logprobs)
-                )
-            start = end
+            of_call = tuple(islice(remaining, len(call.tokens.step)))
+            if has_kl or any(of_call):
+                rows.append(TrainingRow(call.tokens, of_call, 1 / share, call.logprobs))
     return rows
 
 
@@ -134,14 +131,14 @@ def batch_indices(number: int, size: int, total: int, seed: str) -> list[tuple[i
         seed: Random seed of the orders.
     """
     orders: dict[int, list[int]] = {}
-    found = []
+    items = []
     for position in range(number * size, (number + 1) * size):
         epoch, place = divmod(position, total)
         if epoch not in orders:
             orders[epoch] = list(range(total))
             random.Random(f"{seed}:{epoch}").shuffle(orders[epoch])
-        found.append((epoch, orders[epoch][place]))
-    return found
+        items.append((epoch, orders[epoch][place]))
+    return items
 
 
 def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> list[TrainingRow]:
@@ -157,9 +154,6 @@ def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> lis
     def distinct(count: int) -> int:
         return len(prefix_tree([row.tokens.whole for row in mixed[:count]]).tokens)
 
-    kept = max(bisect_right(range(len(mixed) + 1), max_tokens, key=distinct) - 1, 1)
-    raised = len(mixed) / kept
-    return [
-        TrainingRow(row.tokens, row.advantages, row.weight * raised, row.logprobs)
-        for row in mixed[:kept]
-    ]
+    count = max(bisect_right(range(len(mixed) + 1), max_tokens, key=distinct) - 1, 1)
+    raised = len(mixed) / count
+    return [replace(row, weight=row.weight * raised) for row in mixed[:count]]

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from base.seeds import to_uint32
-from training.arguments import check_has_lora, lora_config, one_device
+from training.arguments import check_has_lora, lora_config
 from training.grpo.rollouts import RolloutSource
-from training.packing import enable_packed_forward
-from training.report import TrainingReport
-from training.training_run import TrainingRun
+from training.training_run import TrainingReport, TrainingRun
 from weights.adapter_chain import load_adapter
 
 
@@ -60,34 +58,25 @@ def grpo_trainer(
 
     from training.grpo.trainer import GrpoTrainer
 
-    training, settings = run.training, run.training.grpo
+    settings = run.training.grpo
     model, tokenizer = run.load_start()
     steps = settings.batches * settings.updates
-    configuration = TrainingArguments(
-        **{
-            **run.arguments(),
-            "save_steps": settings.save_every * settings.updates,
-            "max_steps": steps,
-            "per_device_train_batch_size": 1,
-        }
+    configuration = run.configuration(
+        TrainingArguments,
+        save_steps=settings.save_every * settings.updates,
+        max_steps=steps,
+        per_device_train_batch_size=1,
     )
-    if training.packed:
-        enable_packed_forward(model)
-    one_device(configuration)
     set_seed(to_uint32(run.seed))  # before the adapter, whose first weights are random
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    policy = get_peft_model(model, lora_config(check_has_lora(training)))
+    policy = get_peft_model(model, lora_config(check_has_lora(run.training)))
     if begin_with is not None:
         load_adapter(policy, begin_with)
     return GrpoTrainer(
+        run,
+        source,
         model=policy,
         args=configuration,
-        train_dataset=[{"step": step} for step in range(steps)],  # collect() draws the rollouts
+        train_dataset=range(steps),  # collect() draws the rollouts
         processing_class=tokenizer,
-        data_collator=lambda steps: steps[0],
-        source=source,
-        settings=settings,
-        packed=training.packed,
-        seed=run.seed,
-        log=run.log,
     )

@@ -10,8 +10,8 @@ transformers takes seconds to import, so this module is imported where a trainin
 
 import random
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -20,12 +20,10 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
 from base.errors import TrainingError
-from base.text import Log
 from training.grpo.loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
-from training.likelihood import read_steps, token_logps, tokens_read
-from training.packing import StepTokens
-from training.settings import GrpoSettings
+from training.packing import StepTokens, read_steps, token_logps, tokens_read
+from training.training_run import TrainingRun
 from weights.prefix_tree import prefix_batches
 
 MAX_CONSECUTIVE_NONFINITE = 3
@@ -35,42 +33,28 @@ _KL_SAMPLE_CALLS = 8
 """Policy calls per batch from which the metric `kl` is computed if the loss does not compute it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """Rows of one optimiser step, with log-probabilities of their tokens.
+class GrpoTrainer(Trainer):  # type: ignore[misc]
+    """Draws a batch of rollouts, then makes its updates.
 
     Attributes:
-        old_logps: Under π_old, the policy before the batch's first update (with `ratio: engine` as
-            the engine reports them, with `rollouts: trees` under the start). None: the current
-            policy is π_old.
-        reference_logps: Under π_ref, the start; empty if the loss needs none.
+        updates: Rows of each update of the current batch.
+        old_logps: Log-probabilities of the rows' tokens under π_old, the policy before the batch's
+            first update (with `ratio: engine` as the engine reports them, with `rollouts: trees`
+            under the start). None: the current policy is π_old.
+        reference_logps: The same under π_ref, the start; empty if the loss needs none.
+        measured: Values for the next line of the curve, by name.
     """
 
-    rows: Sequence[TrainingRow]
-    old_logps: Mapping[StepTokens, tuple[float, ...]] | None
-    reference_logps: Mapping[StepTokens, tuple[float, ...]]
-
-
-class GrpoTrainer(Trainer):  # type: ignore[misc]
-    """Draws a batch of rollouts, then makes its updates."""
-
-    def __init__(
-        self,
-        *,
-        source: RolloutSource,
-        settings: GrpoSettings,
-        packed: bool,
-        seed: int,
-        log: Log,
-        **given: Any,
-    ) -> None:
-        super().__init__(**given)
+    def __init__(self, run: TrainingRun, source: RolloutSource, **given: Any) -> None:
+        super().__init__(data_collator=lambda steps: {"step": steps[0]}, **given)
         self.source = source
-        self.settings = settings
-        self.packed = packed
-        self.seed = seed
-        self.print_line = log
-        self.updates: list[_Update] = []
+        self.settings = run.training.grpo
+        self.packed = run.training.packed
+        self.seed = run.seed
+        self.print_line = run.log
+        self.updates: list[list[TrainingRow]] = []
+        self.old_logps: Mapping[StepTokens, tuple[float, ...]] | None = None
+        self.reference_logps: Mapping[StepTokens, tuple[float, ...]] = {}
         self.measured: dict[str, float] = {}
         self.consecutive_nonfinite = 0
         self.warned = False
@@ -81,11 +65,11 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         number, update_index = divmod(int(inputs["step"]), self.settings.updates)
         if update_index == 0:
-            self.updates = self._next_updates(number, model)
+            self._begin_batch(number, model)
         model.train()
         return self._learn(model, self.updates[update_index])
 
-    def _next_updates(self, number: int, model: Any) -> list[_Update]:
+    def _begin_batch(self, number: int, model: Any) -> None:
         """Draws a batch of rollouts and splits it into updates."""
         settings, began = self.settings, time.monotonic()
         model.eval()
@@ -97,22 +81,23 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         log_ratios = None
         if settings.beta and settings.kl_in == "reward":
             log_ratios = self._log_ratios(
-                call.tokens for group in batch.groups for one in group for call in one.calls
+                call.tokens for group in batch.groups for rollout in group for call in rollout.calls
             )
         rollouts = advantages_of(batch.groups, settings, log_ratios)
         random.Random(f"updates:{self.seed}:{number}").shuffle(rollouts)
         parts = [rollouts[start :: settings.updates] for start in range(settings.updates)]
-        rows = [self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)]
+        self.updates = [
+            self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)
+        ]
         if too_long := self.measured["too_long"]:
             self.print_line(
                 f"batch {number}: {too_long:.0f} calls are left out, because they are longer than "
                 f"training.grpo.max_length ({settings.max_length} tokens)"
             )
-        elif not any(rows):
+        elif not any(self.updates):
             self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
-        updates = self._with_logps(rows)
+        self._compute_logps()
         self.measured["before_s"] = time.monotonic() - began
-        return updates
 
     def _warn_of_missing_answers(self, number: int) -> None:
         """Warns once if the policy unlearns to answer (Search-R1++, arXiv 2602.19526)."""
@@ -121,7 +106,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
             return
         # A resumed training has the lines of its checkpoint.
         earlier = (line.get("answer_rate") for line in self.state.log_history)
-        initial = next((one for one in earlier if one is not None), rate)
+        initial = next((past for past in earlier if past is not None), rate)
         if rate < initial / 2:
             self.print_line(
                 f"batch {number}: the policy answers {100 * rate:.0f} % of its rollouts, "
@@ -135,8 +120,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
     ) -> list[TrainingRow]:
         settings = self.settings
         rows = rows_of(
-            [rollout for rollout, _ in rollouts],
-            [advantages for _, advantages in rollouts],
+            rollouts,
             aggregation=settings.aggregation,
             has_kl=settings.beta > 0 and settings.kl_in == "loss",
         )
@@ -144,49 +128,46 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         self.measured["too_long"] = self.measured.get("too_long", 0) + len(rows) - len(fitting)
         return drawn(fitting, settings.max_tokens, seed)
 
-    def _with_logps(self, parts: Sequence[Sequence[TrainingRow]]) -> list[_Update]:
-        """Adds log-probabilities under policy and start before the first update, if needed."""
+    def _compute_logps(self) -> None:
+        """Computes log-probabilities under policy and start before the first update, if needed."""
         settings = self.settings
-        asked = [row.tokens for part in parts for row in part]
-        old_logps, reference_logps = None, {}
+        rows = [row for update in self.updates for row in update]
+        steps = [row.tokens for row in rows]
+        self.old_logps, self.reference_logps = None, {}
         if settings.ratio == "engine":
-            old_logps = {row.tokens: row.logprobs for part in parts for row in part if row.logprobs}
+            self.old_logps = {row.tokens: row.logprobs for row in rows if row.logprobs}
         elif settings.rollouts == "trees":
-            old_logps = self._start_logps(asked)  # the start drew all trees
+            self.old_logps = self._start_logps(steps)  # the start drew all trees
         elif settings.updates > 1:
-            old_logps = self._logps(asked)
+            self.old_logps = self._logps(steps)
         if settings.beta and settings.kl_in == "loss":
-            reference_logps = self._start_logps(asked)
-        else:
-            watched = self._log_ratios(asked[:_KL_SAMPLE_CALLS]).values()
-            seen = [value for values in watched for value in values]
-            if seen:
-                self.measured["kl"] = fmean(seen)
-        return [_Update(part, old_logps, reference_logps) for part in parts]
+            self.reference_logps = self._start_logps(steps)
+        elif log_ratios := self._log_ratios(steps[:_KL_SAMPLE_CALLS]):
+            self.measured["kl"] = fmean(chain(*log_ratios.values()))
 
-    def _log_ratios(self, asked: Any) -> dict[StepTokens, list[float]]:
-        asked = set(asked)
-        policy, start = self._logps(asked), self._start_logps(asked)
+    def _log_ratios(self, steps: Iterable[StepTokens]) -> dict[StepTokens, list[float]]:
+        distinct = set(steps)
+        policy, start = self._logps(distinct), self._start_logps(distinct)
         return {
-            tokens: [p - s for p, s in zip(policy[tokens], start[tokens], strict=True)]
-            for tokens in asked
+            step: [p - s for p, s in zip(policy[step], start[step], strict=True)]
+            for step in distinct
         }
 
-    def _logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
+    def _logps(self, steps: Iterable[StepTokens]) -> dict[StepTokens, tuple[float, ...]]:
         self.model.eval()
-        return token_logps(self, asked, packed=self.packed)
+        return token_logps(self, steps)
 
-    def _start_logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
+    def _start_logps(self, steps: Iterable[StepTokens]) -> dict[StepTokens, tuple[float, ...]]:
         with self.model.disable_adapter():
-            return self._logps(asked)
+            return self._logps(steps)
 
-    def _learn(self, model: Any, update: _Update) -> Any:
+    def _learn(self, model: Any, update: Sequence[TrainingRow]) -> Any:
         """Adds the gradients of one update, micro-batch by micro-batch."""
         settings, began = self.settings, time.monotonic()
         loss = torch.zeros((), device=self.args.device)
-        seen = TokenMeans()
+        means = TokenMeans()
         micro_batches = prefix_batches(
-            update.rows,
+            update,
             settings.micro_tokens,
             tokens_of=lambda row: row.tokens.whole,
             shared=self.packed,
@@ -195,42 +176,40 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         for rows in micro_batches:
             trained_tokens += tokens_read([row.tokens for row in rows], packed=self.packed)
             with self.compute_loss_context_manager():
-                micro_loss = self._loss(model, rows, update, seen)
+                micro_loss = self._loss(model, rows, means)
             self.accelerator.backward(micro_loss)
             loss += micro_loss.detach()
         self._drop_unsound(model, loss)
-        self.measured |= seen.means()
-        self.measured["rows"] = len(update.rows)
+        self.measured |= means.means()
+        self.measured["rows"] = len(update)
         self.measured["trained_tokens"] = trained_tokens
         self.measured["train_s"] = time.monotonic() - began
         return loss
 
-    def _loss(
-        self, model: Any, rows: Sequence[TrainingRow], update: _Update, seen: "TokenMeans"
-    ) -> Any:
+    def _loss(self, model: Any, rows: Sequence[TrainingRow], means: TokenMeans) -> Any:
         settings = self.settings
         tokens = [row.tokens for row in rows]
-        sampled_mask, output = read_steps(self, model, tokens, packed=self.packed)
+        sampled_mask, output = read_steps(self, model, tokens)
         logps = output.log_probs[sampled_mask].float()
 
         def flat(values: Any) -> Any:
-            return torch.tensor([value for one in values for value in one], device=logps.device)
+            return torch.tensor(list(chain(*values)), device=logps.device)
 
         advantages = flat(row.advantages for row in rows)
         weights = flat([row.weight] * len(row.advantages) for row in rows)
         old_logps = logps.detach()
-        if update.old_logps is not None:
-            old_logps = flat(update.old_logps[one] for one in tokens)
+        if self.old_logps is not None:
+            old_logps = flat(map(self.old_logps.__getitem__, tokens))
         ratio = (logps - old_logps).exp()
         losses = clipped_loss(ratio, advantages, settings.clip)
-        if update.reference_logps:
-            log_ratio = logps - flat(update.reference_logps[one] for one in tokens)
+        if self.reference_logps:
+            log_ratio = logps - flat(map(self.reference_logps.__getitem__, tokens))
             losses = losses + settings.beta * divergence(settings.kl, log_ratio)
-            seen.add("kl", log_ratio)
-        seen.add("entropy", output.entropy[sampled_mask])
-        seen.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())
+            means.add("kl", log_ratio)
+        means.add("entropy", output.entropy[sampled_mask])
+        means.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())
         if settings.ratio == "engine":
-            seen.add("engine_gap", (logps - old_logps).abs())
+            means.add("engine_gap", (logps - old_logps).abs())
         return (losses * weights).sum()
 
     def _drop_unsound(self, model: Any, loss: Any) -> None:

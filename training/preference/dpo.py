@@ -19,24 +19,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from base.errors import ConfigError
 from storage.cache import cache_section, get_or_build
 from storage.records import Pair
-from training.likelihood import step_logps
-from training.packing import StepTokens
-from training.preference.pairs import (
-    HoldoutScore,
-    PreferenceTokens,
-    score,
-    split_holdout,
-    tokenise_pairs,
-)
-from training.report import TrainingReport
-from training.training_run import TrainingRun
+from training.packing import StepTokens, step_logps
+from training.preference.pairs import HoldoutScore, score, split_holdout, tokenise_pairs
+from training.training_run import TrainingReport, TrainingRun
 from weights.policy_files import policy_digest, policy_files
 
 _VERSION = "branchwise-reference-1"
@@ -70,46 +61,32 @@ def train_dpo(
         raise ConfigError("the list of training pairs is empty; annotate more questions")
     training = run.training
     model, tokenizer = run.load_start()
-    from training.preference.trainer import pair_trainer, set_reference_logps
+    from training.preference.trainer import PairTrainer
 
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     fitting = [tokens[i] for i in run.fitting([len(pair) for pair in tokens])]
     trained, out = split_holdout(fitting, training.dpo.holdout, run.seed)
-    trainer = pair_trainer(model, tokenizer, trained, training, run.arguments())
-    # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
-    known_before = training.packed or training.lora is None
-    reference = _reference(trainer, [*(trained if known_before else []), *out], run)
-    if known_before:
-        set_reference_logps(trainer, trained, reference)
+    trainer = PairTrainer(model, tokenizer, trained, run)
 
-    def scored(trainer: Any) -> HoldoutScore | None:
-        policy = step_logps(trainer, _rows(out), packed=training.packed)
+    def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
+        # Without an adapter, the trainer's model is the start until the training begins.
+        with nullcontext() if training.lora is None else trainer.model.disable_adapter():
+            return step_logps(trainer, rows)
+
+    # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
+    step_by_step = training.lora and not training.packed and training.dpo.reference == "start"
+    rows = [row for pair in (out if step_by_step else fitting) for row in pair.rows]
+    start = policy_digest(policy_files(run.start), "f32")
+    precision = trainer.accelerator.mixed_precision
+    reference = reference_logps(rows, f"{start} {precision}", compute, run.log) if rows else {}
+    if not step_by_step:
+        trainer.use_start_logps(reference)
+
+    def scored() -> HoldoutScore | None:
+        policy = step_logps(trainer, [row for pair in out for row in pair.rows])
         return score(out, policy, reference, training.dpo.beta) if out else None
 
     return run.train(trainer, trained, len(pairs) - len(out), scored)
-
-
-def _reference(
-    trainer: Any, pairs: Sequence[PreferenceTokens], run: TrainingRun
-) -> dict[StepTokens, float]:
-    """Returns log-probabilities of the steps of `pairs` under the start, cached if possible.
-
-    Call it before the training: without an adapter, the trainer's model is the start until then.
-    """
-    if not pairs:
-        return {}
-
-    def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
-        with nullcontext() if run.training.lora is None else trainer.model.disable_adapter():
-            return step_logps(trainer, rows, packed=run.training.packed)
-
-    digest = policy_digest(policy_files(run.start), "f32")
-    precision = trainer.accelerator.mixed_precision
-    return reference_logps(_rows(pairs), f"{digest} {precision}", compute, run.log)
-
-
-def _rows(pairs: Sequence[PreferenceTokens]) -> list[StepTokens]:
-    return [row for pair in pairs for row in pair.rows]
 
 
 def reference_logps(
@@ -131,22 +108,17 @@ def reference_logps(
         StorageError: If the cache cannot be written.
     """
     ordered = sorted(set(rows))
+    key = hashlib.blake2b(f"{_VERSION}\n{start}\n".encode(), digest_size=16)
+    for row in ordered:
+        key.update(json.dumps(row).encode() + b"\n")
     how = "read from"
 
     def build(new: Path) -> None:
         nonlocal how
-        found = compute(ordered)
-        np.save(new / _LOGPS, np.array([found[row] for row in ordered], dtype=np.float64))
+        logps = compute(ordered)
+        np.save(new / _LOGPS, np.array([logps[row] for row in ordered], dtype=np.float64))
         how = "computed, stored in"
 
-    entry = get_or_build(cache_section("reference") / _key(ordered, start), build, log)
+    entry = get_or_build(cache_section("reference") / key.hexdigest(), build, log)
     log(f"reference: {len(ordered)} steps {how} {entry}")
-    kept = np.load(entry / _LOGPS)
-    return dict(zip(ordered, kept.tolist(), strict=True))
-
-
-def _key(rows: Sequence[StepTokens], start: str) -> str:
-    digest = hashlib.blake2b(f"{_VERSION}\n{start}\n".encode(), digest_size=16)
-    for row in rows:
-        digest.update(json.dumps(row).encode() + b"\n")
-    return digest.hexdigest()
+    return dict(zip(ordered, np.load(entry / _LOGPS).tolist(), strict=True))

@@ -38,19 +38,19 @@ def tokenise_pairs(
 
     `stops` are the stop strings of the steps' protocol.
     """
+
+    def step(messages: Sequence[Message]) -> tuple[int, ...]:
+        return target_ids("".join(message.content for message in messages), tokenizer, stops)
+
     return [
         PreferenceTokens(
             prompt_ids(pair.prompt, tokenizer),
-            _step(pair.chosen, tokenizer, stops),
-            _step(pair.rejected, tokenizer, stops),
+            step(pair.chosen),
+            step(pair.rejected),
             pair.question_id,
         )
         for pair in pairs
     ]
-
-
-def _step(messages: Sequence[Message], tokenizer: Any, stops: tuple[str, ...]) -> tuple[int, ...]:
-    return target_ids("".join(message.content for message in messages), tokenizer, stops)
 
 
 @dataclass(frozen=True, slots=True)

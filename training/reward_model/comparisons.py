@@ -44,18 +44,17 @@ class SiblingComparison:
     total: float
 
 
-def return_gaps(one: Label, other: Label) -> dict[str, float]:
-    """Returns, per reward, the return of `one` minus that of `other`, if known for both."""
-    returns = [
+def return_gaps(label: Label, other: Label) -> dict[str, float]:
+    """Returns, per reward, the return of `label` minus that of `other`, if known for both."""
+    first, second = (
         {
             c.name.removesuffix(RETURN): c.value
-            for c in label.components
+            for c in side.components
             if c.name.endswith(RETURN) and c.value is not None
         }
-        for label in (one, other)
-    ]
-    mine, theirs = returns
-    return {name: value - theirs[name] for name, value in mine.items() if name in theirs}
+        for side in (label, other)
+    )
+    return {name: value - second[name] for name, value in first.items() if name in second}
 
 
 def head_names(settings: RewardModelSettings) -> tuple[str, ...]:
@@ -73,11 +72,11 @@ def orders(
     """
     names = head_names(settings)
     if settings.heads == "single" or settings.labels == TOTAL:
-        gaps = [[one.total] * len(names) for one in comparisons]
+        rows = [[comparison.total] * len(names) for comparison in comparisons]
     else:
-        gaps = [[one.gaps.get(name, 0.0) for name in names] for one in comparisons]
-    found = np.array(gaps, np.float64).reshape(len(comparisons), len(names))
-    return (np.sign(found) * (np.abs(found) > TIE)).astype(np.float32)
+        rows = [[c.gaps.get(name, 0.0) for name in names] for c in comparisons]
+    gaps = np.array(rows, np.float64).reshape(len(comparisons), len(names))
+    return (np.sign(gaps) * (np.abs(gaps) > TIE)).astype(np.float32)
 
 
 def split_questions(
@@ -91,14 +90,15 @@ def split_questions(
         split: Seed of the split; another number holds out other questions.
     """
     trained: list[SiblingComparison] = []
-    kept: list[SiblingComparison] = []
-    for one in comparisons:
-        drawn = f"{split}:{one.question_id}" if split else one.question_id
-        (kept if share_of(f"validation:{drawn}") < share else trained).append(one)
-    return trained, kept
+    validation: list[SiblingComparison] = []
+    for comparison in comparisons:
+        question = comparison.question_id
+        hashed = f"validation:{split}:{question}" if split else f"validation:{question}"
+        (validation if share_of(hashed) < share else trained).append(comparison)
+    return trained, validation
 
 
 def places(comparisons: Sequence[SiblingComparison]) -> tuple[Any, Any]:
     """Returns the indices of the better and of the worse sides: (n,) each."""
-    both = np.array([(one.better, one.worse) for one in comparisons], np.int64).reshape(-1, 2)
+    both = np.array([(c.better, c.worse) for c in comparisons], np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]

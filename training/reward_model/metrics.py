@@ -62,12 +62,9 @@ class ModelMetrics:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the entry of `metrics.json`."""
-        heads = {head.name: _without_name(head) for head in self.heads}
-        return {"loss": self.loss, "heads": heads, SCORE: _without_name(self.score)}
-
-
-def _without_name(head: HeadMetrics) -> dict[str, Any]:
-    return {key: value for key, value in asdict(head).items() if key != "name"}
+        rows = {row.pop("name"): row for row in map(asdict, (*self.heads, self.score))}
+        score = rows.pop(SCORE)
+        return {"loss": self.loss, "heads": rows, SCORE: score}
 
 
 @dataclass(frozen=True)
@@ -89,21 +86,21 @@ def measure(
     heads: Heads,
     steps: Steps,
     trained: Sequence[SiblingComparison],
-    kept: Sequence[SiblingComparison],
+    validation: Sequence[SiblingComparison],
     settings: RewardModelSettings,
 ) -> ModelMetrics:
     """Measures trained heads on the validation comparisons."""
-    taught, asked = orders(trained, settings), orders(kept, settings)
-    longer = _longer(steps, trained), _longer(steps, kept)
-    better, worse = places(kept)
+    taught, validated = orders(trained, settings), orders(validation, settings)
+    longer = _longer(steps, trained), _longer(steps, validation)
+    better, worse = places(validation)
     outputs = heads.outputs(steps.vectors)
     margins = outputs[better] - outputs[worse]
-    scales = [steps.weights[one.t] for one in kept]
-    one, other = (heads.scores(steps.vectors[side], scales) for side in (better, worse))
-    score = _measured(SCORE, one - other, (_totals(trained), _totals(kept)), longer)
+    scales = [steps.weights[comparison.t] for comparison in validation]
+    scores = [heads.scores(steps.vectors[side], scales) for side in (better, worse)]
+    score = _measured(SCORE, scores[0] - scores[1], (_totals(trained), _totals(validation)), longer)
     return ModelMetrics(
         heads=tuple(
-            _measured(name, margins[:, k], (taught[:, k], asked[:, k]), longer)
+            _measured(name, margins[:, k], (taught[:, k], validated[:, k]), longer)
             for k, name in enumerate(heads.names)
         ),
         score=replace(score, loss=None),
@@ -120,21 +117,19 @@ def _measured(
         order: Targets of the head in the training and the validation comparisons.
         longer: Whether the better side is the longer one, in training and validation.
     """
-    taught, asked = order
+    taught, validated = order
     long_is_right = _right((longer[0] * taught)[taught != 0])
-    prefers: Literal["longer", "shorter"] = "longer"
-    if long_is_right is not None and long_is_right < 0.5:
-        prefers = "shorter"
-    own = (margins * asked)[asked != 0]
-    lengths = (longer[1] * asked)[asked != 0] * (1 if prefers == "longer" else -1)
+    prefers_shorter = long_is_right is not None and long_is_right < 0.5
+    ordered = (margins * validated)[validated != 0]
+    lengths = (longer[1] * validated)[validated != 0] * (-1 if prefers_shorter else 1)
     return HeadMetrics(
         name=name,
         trained=int((taught != 0).sum()),
-        pairs=len(own),
-        loss=float(np.logaddexp(0, -own.astype(np.float64)).mean()) if len(own) else None,
-        accuracy=_right(own),
+        pairs=len(ordered),
+        loss=float(np.logaddexp(0, -ordered.astype(np.float64)).mean()) if len(ordered) else None,
+        accuracy=_right(ordered),
         length_only=_right(lengths),
-        prefers=prefers,
+        prefers="shorter" if prefers_shorter else "longer",
     )
 
 
@@ -146,9 +141,9 @@ def _right(margins: Array) -> float | None:
 def _longer(steps: Steps, comparisons: Sequence[SiblingComparison]) -> Signs:
     """Returns +1 if the better side's text is longer than the worse one's, −1 if it is shorter."""
     better, worse = places(comparisons)
-    found: Signs = np.sign(steps.lengths[better] - steps.lengths[worse]).astype(np.float32)
-    return found
+    signs: Signs = np.sign(steps.lengths[better] - steps.lengths[worse]).astype(np.float32)
+    return signs
 
 
 def _totals(comparisons: Sequence[SiblingComparison]) -> Signs:
-    return np.array([one.total > TIE for one in comparisons], np.float32)
+    return np.array([comparison.total > TIE for comparison in comparisons], np.float32)

@@ -10,7 +10,7 @@ word. So every later prompt shows the findings, and an answer comes only after i
 """
 
 from training.warm_start.hops import GoldHop
-from training.warm_start.trace_builder import MAX_TRIES, Walk
+from training.warm_start.trace_builder import Walk
 
 NOTHING_FOUND = "Nothing found"
 """Note on a search without a useful passage."""
@@ -41,22 +41,22 @@ class _TraceBuilder:
     async def to_answer(self) -> None:
         walk, hops = self._walk, self._walk.hops
         walk.counts["hops"] += len(hops)
-        kept_up = len(hops)
+        followed = len(hops)
         if len(hops) > 1 and self._chance(walk.habits.give_up):
-            kept_up = walk.rng.randrange(1, len(hops))
-        for hop in hops[:kept_up]:
+            followed = walk.rng.randrange(1, len(hops))
+        for hop in hops[:followed]:
             if not await self._find(hop):
                 self._refuse("refusals: nothing found")
                 return
             await self._add_wasteful_steps(hop)
-        if kept_up < len(hops):
+        if followed < len(hops):
             self._refuse("refusals: given up")
         else:
             walk.answer(note=self._taken_note())
 
     async def to_refusal(self) -> None:
         walk = self._walk
-        wordings = walk.rng.sample(walk.wordings, min(MAX_TRIES, len(walk.wordings)))
+        wordings = walk.draw(walk.wordings)
         if not wordings:
             walk.problem = "no query"
             return
@@ -70,7 +70,7 @@ class _TraceBuilder:
 
     async def _find(self, hop: GoldHop) -> bool:
         """Searches in up to `MAX_TRIES` wordings until the hop's passage is shown."""
-        wordings = self._walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries)))
+        wordings = self._walk.draw(hop.queries)
         for tried, wording in enumerate(wordings, start=1):
             if await self._search(wording, "searches: needed", hop):
                 self._needed -= 1
@@ -96,13 +96,13 @@ class _TraceBuilder:
     async def _search(self, query: str, counted: str, hop: GoldHop | None = None) -> bool:
         """Searches and sets the next note; returns whether the hop's passage is shown."""
         walk = self._walk
-        found = await walk.search("search", query, note=self._taken_note())
+        passages = await walk.search("search", query, note=self._taken_note())
         walk.counts["searches"] += 1
         walk.counts[counted] += 1
-        for passage in found:
+        for passage in passages:
             if passage.title and not walk.is_gold(passage):
                 self._leads.setdefault(passage.title, True)
-        shown = hop is not None and any(p.id == hop.passage_id for p in found)
+        shown = hop is not None and any(p.id == hop.passage_id for p in passages)
         self._note = walk.rng.choice(hop.evidence) if hop and shown else NOTHING_FOUND
         return shown
 

@@ -79,7 +79,7 @@ def _one_per_title(question: Question, gold: list[Passage]) -> list[Passage]:
         return gold
     best: dict[str, Passage] = {}
     for passage in gold:
-        others = [one for one in gold if one.title != passage.title]
+        others = [other for other in gold if other.title != passage.title]
         older = best.setdefault(passage.title, passage)
         if _best(question, passage, others)[0] > _best(question, older, others)[0]:
             best[passage.title] = passage
@@ -101,11 +101,15 @@ def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...
         titles: Titles of the corpus.
     """
     name = _named_title(question.question, titles)
-    own = {word.lower() for word in _WORD.findall(name or "")}
-    asked = [w for w in _WORD.findall(question.question) if w.lower() not in own | _STOP_WORDS]
-    words = " ".join(asked[:_KEY_WORDS])
+    words = " ".join(_key_words(question, name or "")[:_KEY_WORDS])
     given = (f"{name} {words}", f"{words} {name}", name) if name else (words, question.question)
     return tuple(dict.fromkeys(" ".join(query.split()) for query in given if query.strip()))
+
+
+def _key_words(question: Question, title: str) -> list[str]:
+    """Returns the words of a question that are neither stop words nor in `title`."""
+    left_out = {word.lower() for word in _WORD.findall(title)} | _STOP_WORDS
+    return [word for word in _WORD.findall(question.question) if word.lower() not in left_out]
 
 
 def _named_title(text: str, titles: Collection[str]) -> str | None:
@@ -131,18 +135,18 @@ def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:
     if steps and all(passage.title in titles for passage in gold):
         return _in_order_of(steps, gold)
     if question.hops == 1:
-        return sorted(gold, key=lambda passage: _rank(question, passage))[:1]
-    return sorted(gold, key=lambda passage: _place(question, passage))
+        return sorted(gold, key=lambda p: -_holds_answer(question, p) - _is_named(question, p))[:1]
+    return sorted(gold, key=lambda p: _holds_answer(question, p) - _is_named(question, p))
 
 
 def _in_order_of(steps: Sequence[Mapping[str, str]], gold: Sequence[Passage]) -> list[Passage]:
     """Returns for each step a passage of its title; of several, one that states its answer."""
     left, ordered = list(gold), []
     for step in steps:
-        if own := [passage for passage in left if passage.title == step.get("support_title")]:
-            found = max(own, key=lambda passage: holds_phrase(passage.text, str(step["answer"])))
-            left.remove(found)
-            ordered.append(found)
+        if titled := [passage for passage in left if passage.title == step.get("support_title")]:
+            best = max(titled, key=lambda passage: holds_phrase(passage.text, str(step["answer"])))
+            left.remove(best)
+            ordered.append(best)
     return [*ordered, *left]
 
 
@@ -153,14 +157,6 @@ def _decomposition(question: Question) -> list[Mapping[str, str]]:
         return []
     complete = all(isinstance(s, Mapping) and {"question", "answer"} <= s.keys() for s in steps)
     return steps if complete else []
-
-
-def _place(question: Question, passage: Passage) -> int:
-    return _holds_answer(question, passage) - _is_named(question, passage)
-
-
-def _rank(question: Question, passage: Passage) -> int:
-    return -_holds_answer(question, passage) - _is_named(question, passage)
 
 
 def _is_named(question: Question, passage: Passage) -> int:
@@ -179,15 +175,13 @@ def _bare_title(title: str) -> str:
 
 def _queries(question: Question, passage: Passage, place: int) -> tuple[str, ...]:
     title = passage.title
-    own = {word.lower() for word in _WORD.findall(title)}
-    rest = [w for w in _WORD.findall(question.question) if w.lower() not in own | _STOP_WORDS]
-    asked = _sub_question(question, place)
+    rest = _key_words(question, title)
     wordings = [title, _bare_title(title), f"{title} {' '.join(rest[:_KEY_WORDS])}".strip()]
     # A title that the question does not name cannot be guessed at the first hop, so the first
     # query is then the question itself.
     if place == 0 and not _is_named(question, passage):
         wordings = [question.question, " ".join(rest)]
-    given = [query for query in (asked, *wordings) if query]
+    given = [query for query in (_sub_question(question, place), *wordings) if query]
     return tuple(dict.fromkeys(given)) or (question.question,)
 
 
@@ -216,11 +210,11 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
 def _best(question: Question, passage: Passage, later: Sequence[Passage]) -> tuple[float, str]:
     """Returns the score of the best sentence, and the sentence; see `best_sentence`."""
     links = [_bare_title(other.title) for other in later]
-    asked = {w.lower() for w in _WORD.findall(question.question)} - _STOP_WORDS
+    key_words = {w.lower() for w in _key_words(question, "")}
 
     def score(sentence: str) -> float:
         words = {w.lower() for w in _WORD.findall(sentence)} - _STOP_WORDS
-        shared = len(words & asked)
+        shared = len(words & key_words)
         answer = any(holds_phrase(sentence, a) for a in stated_answers(question))
         link = any(holds_phrase(sentence, title) for title in links)
         return shared + _ANSWER_WEIGHT * (answer and not later) + _NEXT_TITLE_WEIGHT * link
@@ -234,8 +228,8 @@ def _shortened(sentence: str, keep: Sequence[str]) -> str:
     """Returns at most `MAX_EVIDENCE_CHARS` of a sentence, around the first phrase worth keeping."""
     if len(sentence) <= MAX_EVIDENCE_CHARS:
         return sentence
-    found = [at for phrase in keep if (at := sentence.lower().find(phrase.lower())) >= 0]
-    middle = found[0] if found else 0
+    places = (sentence.lower().find(phrase.lower()) for phrase in keep)
+    middle = next((place for place in places if place >= 0), 0)
     start = min(max(0, middle - MAX_EVIDENCE_CHARS // 2), len(sentence) - MAX_EVIDENCE_CHARS)
     piece = sentence[start : start + MAX_EVIDENCE_CHARS]
     # Drop words that the cut tore.

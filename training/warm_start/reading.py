@@ -17,7 +17,7 @@ from retrieval.interface import Retriever
 from storage.records import Passage, Question, RetrievedPassage
 from training.examples import StepExample
 from training.settings import ReadingSettings
-from training.warm_start.hops import GoldHop, hops_of, stated_answers
+from training.warm_start.hops import hops_of, stated_answers
 from training.warm_start.trace_builder import Habits, Walk
 from training.warm_start.traces import SKIPPED, Traces, walk_to_end
 
@@ -44,9 +44,9 @@ class StagedSearch:
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns up to `top_k` passages."""
-        found = await self.retriever.search(query, 2 * top_k)
-        names = [passage.id for passage in found]
-        others = [p for p in found if p.id != self.gold.id and not self._answers(p)]
+        passages = await self.retriever.search(query, 2 * top_k)
+        names = [passage.id for passage in passages]
+        others = [p for p in passages if p.id != self.gold.id and not self._answers(p)]
         if self.hit is None:
             self.hit = self.gold.id in names[:top_k]
         if self.absent:
@@ -87,12 +87,16 @@ async def build_reading(
     """
     built = Traces([], Counter())
     for question in questions:
-        hops = [_asked_whole(question, hop) for hop in hops_of(question, passages)[-1:]]
+        # The question itself is one more wording, which often searches best.
+        hops = [
+            replace(hop, queries=tuple(dict.fromkeys((question.question, *hop.queries))))
+            for hop in hops_of(question, passages)[-1:]
+        ]
         rng = random.Random(f"{seed}:reading:{question.id}")
         walk = Walk(question, hops, (), protocol, retriever, top_k, rng, Habits(), answer_only, 1.0)
         shown, staged = None, None
         if hops:
-            # Where the passages stand in the prompt, there is no second search.
+            # If the prompt has the passages, there is no second search.
             given = protocol.given(question) is not None
             absent = rng.random() < reading.absent and not given
             gold = passages[hops[0].passage_id]
@@ -102,31 +106,26 @@ async def build_reading(
         if walk.problem:
             built.counts[f"{SKIPPED}{walk.problem}"] += 1
             continue
-        kept = _kept(walk, reading, hit=bool(staged and staged.hit))
+        examples = _drawn_examples(walk, reading, hit=bool(staged and staged.hit))
         built.counts["reading questions"] += 1
-        built.counts["reading examples"] += len(kept)
-        built.examples.extend(kept)
+        built.counts["reading examples"] += len(examples)
+        built.examples.extend(examples)
     return built
 
 
-def _asked_whole(question: Question, hop: GoldHop) -> GoldHop:
-    """Returns the hop with the question itself as one more wording, which often searches best."""
-    return replace(hop, queries=tuple(dict.fromkeys((question.question, *hop.queries))))
-
-
-def _kept(walk: Walk, reading: ReadingSettings, hit: bool) -> list[StepExample]:
+def _drawn_examples(walk: Walk, reading: ReadingSettings, hit: bool) -> list[StepExample]:
     """Returns the examples, by their shares; that of the first query only if it is a `hit`.
 
     The last step answers; if the protocol can force an answer, that follows it.
     """
     first = 0 if walk.state.given else 1
     last = len(walk.state.steps) - 1
-    kept = []
+    drawn = []
     if hit and walk.rng.random() < reading.queries:
-        kept += walk.examples[:first]
+        drawn += walk.examples[:first]
     if walk.rng.random() < reading.grounding:
-        kept += walk.examples[first:last]
+        drawn += walk.examples[first:last]
     if walk.rng.random() < reading.answers:
         decided, *forced = walk.examples[last:]
-        kept += forced if forced and walk.rng.random() < reading.forced else [decided]
-    return kept
+        drawn += forced if forced and walk.rng.random() < reading.forced else [decided]
+    return drawn

@@ -94,6 +94,10 @@ class Walk:
         by_id = passage.id in question.supporting_ids
         return by_id or passage.title in question.supporting_titles
 
+    def draw(self, wordings: Sequence[str]) -> list[str]:
+        """Returns up to `MAX_TRIES` of some wordings, in random order."""
+        return self.rng.sample(wordings, min(MAX_TRIES, len(wordings)))
+
     async def search(
         self, kind: str, query: str, **parts: str | None
     ) -> tuple[RetrievedPassage, ...]:
@@ -102,28 +106,28 @@ class Walk:
         Raises:
             RetrievalError: If the search failed.
         """
-        found = tuple(await self.retriever.search(query, self.top_k))
-        self.step(kind, query, found, **parts)
-        return found
+        passages = tuple(await self.retriever.search(query, self.top_k))
+        self.step(kind, query, passages, **parts)
+        return passages
 
     def step(
         self,
         kind: str,
         content: str = "",
-        found: tuple[RetrievedPassage, ...] = (),
+        passages: tuple[RetrievedPassage, ...] = (),
         /,
         **parts: str | None,
     ) -> None:
         """Adds an example of this step, then takes it.
 
         Args:
-            found: Passages that the step found.
+            passages: Passages that the step found.
             parts: Other sections of its text, in order; a None is left out.
         """
         protocol, state = self.protocol, self.state
         forced = protocol.is_last(state)
-        said = tuple((name, text) for name, text in parts.items() if text is not None)
-        action = Action(kind, content, parts=said)
+        sections = tuple((name, text) for name, text in parts.items() if text is not None)
+        action = Action(kind, content, parts=sections)
         target = protocol.render(action)
         if not state.steps:
             target = target.removeprefix(protocol.prefill)
@@ -132,7 +136,7 @@ class Walk:
         self.examples.append(
             StepExample(protocol.prompt(state), target, self.question.id, state.stage)
         )
-        step = Step(state.stage, target, action, forced, found)
+        step = Step(state.stage, target, action, forced, passages)
         stage = protocol.next_stage(state, action, last=forced)
         if stage != TERMINAL:
             step = replace(step, inserted=protocol.inserted(state, step))

@@ -8,7 +8,7 @@ from agent.arena import supporting_numbers
 from agent.search_loop import SearchLoop
 from storage.records import RetrievedPassage
 from training.warm_start.hops import GoldHop
-from training.warm_start.trace_builder import MAX_TRIES, Walk, cited
+from training.warm_start.trace_builder import Walk, cited
 
 NOTHING_FOUND = "None"
 """Evidence if none of the passages helps (ReasonRAG's own word)."""
@@ -46,22 +46,17 @@ async def walk_reasonrag(walk: Walk) -> None:
         RetrievalError: If a search failed.
     """
     for hop in walk.hops:
-        if not await _take(walk, hop):
+        for wording in walk.draw(hop.queries):
+            passages = await walk.search("query", wording)
+            shown = any(passage.id == hop.passage_id for passage in passages)
+            walk.counts["query found it" if shown else "query missed"] += 1
+            walk.step("evidence", walk.rng.choice(hop.evidence) if shown else NOTHING_FOUND)
+            if shown:
+                break
+        else:
             walk.problem = walk.problem or "no query wording finds the passage"
             return
     walk.answer()
-
-
-async def _take(walk: Walk, hop: GoldHop) -> bool:
-    """Searches in up to `MAX_TRIES` wordings for the hop's passage; copies its evidence."""
-    for wording in walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
-        found = await walk.search("query", wording)
-        shown = any(passage.id == hop.passage_id for passage in found)
-        walk.counts["query found it" if shown else "query missed"] += 1
-        walk.step("evidence", walk.rng.choice(hop.evidence) if shown else NOTHING_FOUND)
-        if shown:
-            return True
-    return False
 
 
 async def walk_search_loop(walk: Walk) -> None:
@@ -104,34 +99,34 @@ class _Turn:
     async def to_answer(self) -> None:
         walk = self._walk
         for number, hop in enumerate(walk.hops, start=1):
-            found = await self._find(hop)
-            if found is None:
+            passages = await self._find(hop)
+            if passages is None:
                 walk.problem = walk.problem or "no query wording finds the passage"
                 return
             self._known = cited(walk.rng, hop)
             spare = walk.steps_left - (len(walk.hops) - number) - 1
-            leads = [p.title for p in found if p.title and not walk.is_gold(p)]
+            leads = [p.title for p in passages if p.title and not walk.is_gold(p)]
             if leads and spare > 0 and walk.rng.random() < self._needless:
                 await self._search(walk.rng.choice(leads))
                 walk.counts["searches: useless"] += 1
                 self._known = f"{USELESS} {self._known}"
-        walk.answer(**self._said(ENOUGH))
+        walk.answer(**self._text(ENOUGH))
 
     async def _find(self, hop: GoldHop) -> tuple[RetrievedPassage, ...] | None:
         """Searches in up to `MAX_TRIES` wordings until the hop's passage is shown."""
-        for query in self._walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
-            found = await self._search(query)
-            if any(passage.id == hop.passage_id for passage in found):
-                return found
+        for query in self._walk.draw(hop.queries):
+            passages = await self._search(query)
+            if any(passage.id == hop.passage_id for passage in passages):
+                return passages
             self._walk.counts["searches: missed"] += 1
             self._known = NOT_FOUND
         return None
 
     async def _search(self, query: str) -> tuple[RetrievedPassage, ...]:
         self._walk.counts["searches"] += 1
-        return await self._walk.search("search", query, **self._said(f"I need {query}."))
+        return await self._walk.search("search", query, **self._text(f"I need {query}."))
 
-    def _said(self, then: str) -> dict[str, str]:
+    def _text(self, then: str) -> dict[str, str]:
         """Returns the policy's text before its next action, by part."""
         text = f"{self._known} {then}".lstrip()
         if self._walk.state.steps:

@@ -15,10 +15,10 @@ from fake_study_runner import Command, Pretended, pretended
 from tiny_dataset import recipe
 
 from base.errors import ConfigError
-from pipelines.curriculum import CurriculumState, curriculum, final_eval_command
+from pipelines import curriculum as stage
+from pipelines.curriculum import CurriculumState, check_curriculum, curriculum, final_eval_command
 from runs.annotation.reward_model import UNTAUGHT
-from runs.curriculum import checks, report
-from runs.curriculum.checks import check_curriculum
+from runs.curriculum import report
 from runs.curriculum.cycle import DevResult
 from runs.evaluation.question_set import data_settings
 from runs.studies.study_runner import StageStopped, StudyRunner
@@ -208,6 +208,7 @@ def test_the_table_has_one_row_per_policy(tmp_path: Path) -> None:
     assert "| refinement-1 | discovery-1 | models/evo-refinement-1/dpo | refinement | 5 |" in told
 
 
+SEARCH = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
 SCORED = ("curriculum.reward_model=true", "pairs.score=reward_model", "reward_model=any")
 
 
@@ -223,17 +224,6 @@ def test_pairs_can_be_scored_by_a_reward_model_trained_on_the_labels(
     assert "pairs.score" not in labelled.settings
     assert labelled.settings["reward_model"] == "models/evo-refinement-1/reward-model"
     assert labelled.arguments == trained.arguments == ("--label", "reward-model")
-
-
-def test_a_search_uses_the_reward_model_of_the_previous_cycle(tmp_path: Path) -> None:
-    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
-    runner = scripted(tmp_path, search, "reward_model=first", "curriculum.reward_model=true")
-    run_curriculum(runner)
-    first, second = commands(runner, "annotate")
-    assert "reward_model" not in first.settings, (
-        "the first search should use the reward model of the recipe"
-    )
-    assert second.settings["reward_model"] == "models/evo-discovery-1/reward-model"
 
 
 @dataclass(frozen=True)
@@ -261,8 +251,7 @@ def test_an_unused_reward_model_can_be_skipped_if_it_has_no_training_data(tmp_pa
         CurriculumState(
             Poor(plain.context, (0,), plain.output_folder, scored=dev_row, untaught=False)
         ).run()
-    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
-    for asking in (SCORED, (SCORED[0], search, "reward_model=first")):
+    for asking in (SCORED, (SCORED[0], SEARCH, "reward_model=first")):
         plain = scripted(tmp_path, *asking)
         with pytest.raises(StageStopped, match="exit code 2"):
             CurriculumState(Poor(plain.context, (0,), plain.output_folder, scored=dev_row)).run()
@@ -309,9 +298,8 @@ def test_too_few_questions_are_rejected_before_the_run_starts(tmp_path: Path) ->
 
 
 def test_a_cycle_without_a_new_reward_model_keeps_the_previous_one(tmp_path: Path) -> None:
-    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     more = {"pairs": lambda run: 0 if run.endswith("discovery-2") else 7}
-    asks = (search, "reward_model=first", "curriculum.reward_model=true")
+    asks = (SEARCH, "reward_model=first", "curriculum.reward_model=true")
     runner = scripted(tmp_path, *asks, "curriculum.cycles.discovery=2", **more)
     run_curriculum(runner)
     asked = [one.settings.get("reward_model") for one in commands(runner, "annotate")]
@@ -331,7 +319,7 @@ def test_cycles_start_after_the_questions_that_the_recipe_skips(tmp_path: Path) 
 def test_exactly_as_many_questions_as_the_cycles_need_are_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
+    monkeypatch.setattr(stage, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
     for each, enough in ((20, True), (21, False)):
         more = ("policy.model=packaged", f"curriculum.questions={each}")
         call = pretended("evo-rag", tmp_path / "evo", *more).context
@@ -355,28 +343,15 @@ def test_a_curriculum_returns_the_exit_code_of_the_stage_that_stopped_it(
 def test_pairs_are_scored_by_the_reward_model_of_their_own_cycle(
     tmp_path: Path,
 ) -> None:
-    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
-    runner = scripted(tmp_path, *SCORED, search)
+    runner = scripted(tmp_path, *SCORED, SEARCH)
     run_curriculum(runner)
     asked = [one.settings["reward_model"] for one in commands(runner, "relabel")]
     assert asked == [f"models/evo-{cycle}-1/reward-model" for cycle in ("discovery", "refinement")]
 
 
-def test_a_stage_continues_within_its_patience_after_a_worse_first_cycle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SCORES, "discovery-1", 0.2)
-    monkeypatch.setitem(SCORES, "discovery-2", 0.6)
-    runner = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=10")
-    course, _ = run_curriculum(runner)
-    assert course.totals()["best"]["discovery"] == "discovery-2"
-
-
 def test_only_the_number_of_refinement_cycles_may_change(tmp_path: Path) -> None:
     def steady(setting: str) -> dict[str, Any]:
-        return checks._fixed_settings(
-            pretended("evo-rag", tmp_path / "evo", setting).context.recipe
-        )
+        return stage._fixed_settings(pretended("evo-rag", tmp_path / "evo", setting).context.recipe)
 
     begun = steady("name=evo-rag")
     assert steady("curriculum.cycles.refinement=9") == begun

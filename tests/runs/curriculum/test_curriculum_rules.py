@@ -17,11 +17,8 @@ def results(*ems: float, f1: tuple[float, ...] = ()) -> list[DevResult]:
         ((0.3, 0.2, 0.1, 0.9), 2, 2),  # never above the start
         ((0.3, 0.4, 0.4, 0.4, 0.9), 2, 3),  # an equal EM is no improvement
         ((0.3, 0.2, 0.4, 0.3, 0.5, 0.1), 2, None),  # a new maximum every other cycle
-        (
-            (0.3, 0.4, 0.3, 0.35, 0.39),
-            2,
-            3,
-        ),  # higher than the previous cycle, but not than the best
+        # Higher than the previous cycle, but not than the best.
+        ((0.3, 0.4, 0.3, 0.35, 0.39), 2, 3),
         ((0.3, 0.3, 0.9), 1, 1),
         ((0.3, 0.1, 0.1, 0.1), 4, None),
     ],

@@ -1,8 +1,4 @@
-"""Reads input files, plain or compressed, and reports all their errors together."""
-
-import gzip
-from pathlib import Path
-from typing import TextIO
+"""Reports all errors of input files together."""
 
 from base.errors import ConfigError
 from base.terminal_escape import inert
@@ -35,13 +31,3 @@ class Faults:
         more = self.count - len(self._messages)
         lines = [*self._messages, *([f"… and {more} more"] if more else [])]
         raise ConfigError("\n".join(lines))
-
-
-def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """Opens text (UTF-8, a byte-order mark is dropped), unpacking `.gz`.
-
-    `errors` decides the treatment of invalid UTF-8, as in `open`.
-    """
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
-    return path.open(encoding="utf-8-sig", errors=errors, newline="")
