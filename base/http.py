@@ -95,6 +95,8 @@ class HttpClient:
         import aiohttp
 
         secure = urlsplit(url).scheme == "https"
+        # Before the session, which nobody would close if this raised.
+        self._through = _through(proxy_for(url))
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=connections,
@@ -104,7 +106,6 @@ class HttpClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
         )
-        self._through = _through(proxy_for(url))
 
     async def ask(
         self,

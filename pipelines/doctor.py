@@ -40,7 +40,7 @@ def doctor(context: StageContext) -> StageResult:
     for extra in EXTRAS:
         missing = missing_packages(extra)
         context.log(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")
-    problems = list(problems_of(context.recipe, context.run))
+    problems = list(dict.fromkeys(problems_of(context.recipe, context.run)))
     for problem in problems:
         context.log(f"problem: {problem}")
     log_notes(context, context.recipe)

@@ -17,6 +17,7 @@ import aiohttp
 from base.errors import RetrievalError
 from base.http import HttpClient, Redirected, Reply, ReplyTooLarge
 from base.terminal_escape import one_line
+from base.text import digest_of
 from retrieval.settings import checked_url
 from storage.records import RetrievedPassage
 
@@ -70,7 +71,7 @@ class HttpRetriever:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise RetrievalError(
                 f"{self._url} does not follow Search-R1's /retrieve protocol ({error!r}): "
-                'expected {"result": [[{"document": {"id", "contents"}, "score"}]]}'
+                'expected {"result": [[{"document": {"contents"}, "score"}]]}'
             ) from error
         return sorted(passages, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
@@ -129,11 +130,18 @@ def _shown(text: str) -> str:
 
 
 def _passage(hit: dict[str, Any]) -> RetrievedPassage:
+    """Returns a hit as a passage.
+
+    Search-R1's own BM25 server and its copies send no id: then it is a hash of the content. Some
+    send `title` and `text` beside `contents`, or instead of it.
+    """
     document = hit["document"]
-    title, text = split_contents(document["contents"])
-    return RetrievedPassage(
-        id=str(document["id"]), title=title, text=text, score=float(hit["score"])
-    )
+    title, text = split_contents(document["contents"] if "contents" in document else "")
+    text = text or document["text"]
+    title = title or document.get("title") or ""
+    names = (document.get(name) for name in ("id", "_id", "docid"))
+    name = next((name for name in names if name is not None), digest_of(title, text))
+    return RetrievedPassage(id=str(name), title=title, text=text, score=float(hit["score"]))
 
 
 def split_contents(contents: str) -> tuple[str, str]:

@@ -15,13 +15,21 @@ from annotation.judge import Judge
 from base.errors import EndpointError
 from engines.endpoint.endpoint_errors import RefusedRequest
 from engines.endpoint.openai import OpenAIEngine
-from engines.sampling import Capabilities, Completion, Engine, SampleRequest, Sampling, Structure
+from engines.sampling import (
+    CallIdentity,
+    Capabilities,
+    Completion,
+    Engine,
+    SampleRequest,
+    Sampling,
+    Structure,
+)
 from engines.settings import JudgeSettings
 from retrieval.interface import Retriever
-from rewards.judges import AnswerJudge, JudgePrompt, Verifier
+from rewards.judges import AnswerJudge, JudgePrompt, judge_evidence
 from runs.factories import environment_for
 from runs.recipe import Recipe
-from storage.records import Question, RetrievedPassage
+from storage.records import Message, Question, RetrievedPassage
 
 QUESTION = Question(
     id="check", question="Which city is the capital of France?", answers=("Paris",), source="check"
@@ -98,7 +106,7 @@ def verifier_call(recipe: Recipe, settings: JudgeSettings) -> Ask:
 
     async def ask(engine: Engine) -> object:
         state = root_of(QUESTION, protocol_of(recipe.agent), ())
-        return await Verifier(engine, settings).judge_evidence(QUESTION, state, "check")
+        return await judge_evidence(engine, settings, QUESTION, state, "check", recipe.seed)
 
     return ask
 
@@ -108,6 +116,16 @@ def answer_judge_call(settings: JudgeSettings, prompt: JudgePrompt) -> Ask:
 
     async def ask(engine: Engine) -> object:
         return await AnswerJudge(engine, settings, prompt).is_right(QUESTION, "Paris")
+
+    return ask
+
+
+def plain_call(sampling: Sampling) -> Ask:
+    """Returns a call of a model without a protocol, such as the reader of the baselines."""
+
+    async def ask(engine: Engine) -> object:
+        turns = (Message("system", "Answer in one word."), Message("user", QUESTION.question))
+        return await engine.sample(SampleRequest(turns, sampling, CallIdentity("check", "", "")))
 
     return ask
 

@@ -6,7 +6,6 @@ A check is a block of the recipe and a function that raises if a resource of the
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,17 +17,24 @@ from agent.protocols import protocol_of
 from base.errors import BranchwiseError, ConfigError
 from base.faults import Faults
 from base.http import proxy_for, shown_url
-from engines.sampling import CallIdentity, SampleRequest
 from engines.settings import ModelSettings
 from engines.vllm.command import installed_vllm
 from engines.vllm.weights import served_files
 from rewards.reward_model.model import reward_model_digest
+from runs.endpoint_check import (
+    Ask,
+    answer_judge_call,
+    check_call,
+    judge_call,
+    plain_call,
+    policy_call,
+    verifier_call,
+)
 from runs.factories import engine_for, model_folder, sampling_for
 from runs.recipe import JUDGE, Recipe
 from runs.stage import StageContext
 from sources.files import existing
 from sources.load import Data
-from storage.records import Message
 from weights.policy_files import policy_files, validated_policy_files
 from weights.policy_gguf import check_embedded
 
@@ -84,24 +90,27 @@ def _check_exists(path: str, setting: str) -> None:
 def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
     """Yields checks of the models that an evaluation calls, by setting.
 
-    An endpoint draws one token. Models that the run will train need not exist yet.
+    An endpoint gets the first call of each. Models that the run will train need not exist yet.
     """
     models = recipe.evaluated_models(run.name)
-    temperatures = {
-        f"evaluation.policies.{name}": policy.evaluation.temperature
+    calls = {
+        f"evaluation.policies.{name}": policy_call(
+            policy, sampling_for(policy.policy, policy.evaluation.temperature)
+        )
         for name, policy in recipe.policy_recipes(run.name).items()
     }
-    if recipe.answer_judge is not None:
+    if recipe.answer_judge is not None and recipe.evaluation.judge is not None:
         models[JUDGE] = recipe.answer_judge
-        temperatures[JUDGE] = recipe.answer_judge.temperature
+        calls[JUDGE] = answer_judge_call(recipe.answer_judge, recipe.evaluation.judge.prompt)
     to_train = model_folder(run, "")
     for setting, model in models.items():
         if model == recipe.policy:  # `servers` and `weights` check it
             continue
         trained = Path(model.model).is_relative_to(to_train)
         if model.engine == "openai" or (model.base_url is not None and not trained):
-            temperature = temperatures.get(setting, recipe.evaluation.temperature)
-            yield setting, partial(_check_endpoint, model, recipe, temperature, draw=True)
+            sampling = sampling_for(model, recipe.evaluation.temperature)
+            call = calls.get(setting, plain_call(sampling))
+            yield setting, partial(_check_endpoint, setting, model, recipe, call, draw=True)
         elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
         if not trained:
@@ -184,16 +193,24 @@ def servers(
     Args:
         recipe: Recipe to check.
         temperature: Temperature of the stage's requests, if it is not that of the models' settings.
-        draw: Whether to draw one token from every model. An endpoint may list its models and refuse
+        draw: Whether to make every model's first call. An endpoint may list its models and refuse
             to run them.
     """
     protocol = protocol_of(recipe.agent)
+    calls = {"policy": policy_call(recipe, sampling_for(recipe.policy, temperature))}
+    if recipe.active_judge is not None:
+        calls["judge"] = judge_call(recipe, recipe.active_judge)
+    if recipe.active_verifier is not None:
+        calls["verifier"] = verifier_call(recipe, recipe.active_verifier)
     for role, model in recipe.annotating_models.items():
         if model.engine == "vllm" and model.base_url is None:
             yield role, installed_vllm
         elif model.engine != "openvino":
             continued = protocol if role == "policy" and protocol.continues else None
-            yield role, partial(_check_endpoint, model, recipe, temperature, continued, draw=draw)
+            yield (
+                role,
+                partial(_check_endpoint, role, model, recipe, calls[role], continued, draw=draw),
+            )
     yield from search_server(recipe)
 
 
@@ -234,30 +251,29 @@ def _proxy_warning(setting: str, url: str | None, seen: str) -> Iterator[str]:
 
 
 def _check_endpoint(
+    block: str,
     model: ModelSettings,
     recipe: Recipe,
-    temperature: float | None = None,
+    call: Ask,
     continued: AgentProtocol | None = None,
     *,
     draw: bool = False,
 ) -> None:
-    """Checks an endpoint; `continued` is a protocol that needs its token ids."""
+    """Checks an endpoint, with a role's first `call` if needed.
+
+    Args:
+        block: Block of the recipe with the model's settings.
+        continued: Protocol that needs the endpoint's token ids.
+    """
     from engines.endpoint.openai import OpenAIEngine
-    from engines.endpoint.server import is_openai
+    from engines.endpoint.servers import server_kind
 
     timeout_s = min(recipe.limits.timeout_s, CHECK_TIMEOUT_S)
     hurried = recipe.limits.model_copy(
         update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
     )
-    sampling = sampling_for(model, temperature)
-    if is_openai(model.base_url):
-        draw = True  # it lists models that reject these settings
-    else:
-        sampling = replace(sampling, max_new_tokens=1)
-    identity = CallIdentity("check", "", "")
-    request = SampleRequest(
-        (Message("user", "Hi"),), sampling, identity, tokens=continued is not None
-    )
+    # Vendors list models that reject some settings.
+    draw = draw or server_kind(model) != "auto"
 
     async def check() -> None:
         # A vLLM engine checks its endpoint when it is entered.
@@ -267,7 +283,7 @@ def _check_endpoint(
             if continued is not None:
                 require_token_ids(engine, continued)
             if draw:
-                await engine.sample(request)
+                await check_call(engine, call, block)
 
     asyncio.run(check())
 

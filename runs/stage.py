@@ -213,8 +213,8 @@ def _call_soon(function: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(function)
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a stage."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that stop a stage; Slurm and SGE send SIGUSR1 before a job's time is over."""
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from base.terminal_escape import inert
 from engines.endpoint.chat import StructuredForm
@@ -31,15 +30,6 @@ class ServerFacts:
         more = ", …" if len(self.models) > _SHOWN else ""
         shown = ", ".join(inert(name[:_LONGEST_SHOWN]) for name in self.models[:_SHOWN])
         return (shown or "none") + more
-
-
-def is_openai(base_url: str | None) -> bool:
-    """Returns whether the endpoint is OpenAI's own, or Azure's.
-
-    Their reasoning models reject `max_tokens`, and limits that leave no token for an answer.
-    """
-    host = urlsplit(base_url or "").hostname or ""
-    return host == "api.openai.com" or host.endswith(".openai.azure.com")
 
 
 def read_models(reply: Any) -> ServerFacts | None:
