@@ -65,7 +65,8 @@ def _tree_row(
 ) -> TreeNode:
     step = node.state.steps[-1] if node.state.steps else None
     evaluation = grown.evaluations.get(node.id, NodeEvaluation(None))
-    usage = grown.moves[node.path].usage if step else Usage()
+    completion = grown.moves[node.path].completion if step else None
+    usage = completion.usage if completion else Usage()
     scores = AnswerScores.of(node.state.answer, question.answers)
     score = evaluation.judge_score
     return TreeNode(
@@ -86,6 +87,7 @@ def _tree_row(
         forced=node.state.forced,
         cut=bool(step and step.cut),
         token_ids=step.token_ids if step else None,
+        reasoning=completion.reasoning or None if completion else None,
         visits=node.visits,
         value=node.value_sum / node.scored_visits if node.scored_visits else None,
         # As the table keeps it, so that stored trees have the labels of grown ones.

@@ -24,6 +24,7 @@ from base.terminal_escape import inert
 from retrieval.interface import Retriever
 from runs.annotation.commit import FAILED, Committer
 from runs.annotation.dataset_card import describe_search, write_card
+from runs.annotation.empty_replies import empty_reply_advice
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.tree_growing import grow_questions
 from runs.cost_bounds import tree_cost
@@ -127,6 +128,7 @@ async def _grow(
             totals = committer.finish()
             write_card(run)
         spent, *caveats = describe_costs(ledger, recipe.limits)
+        caveats += empty_reply_advice(ledger)
     _log_totals(context, recipe, totals, spent, caveats)
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
@@ -193,9 +195,11 @@ def protocol_warning(run: Path, model: str) -> str | None:
     invalid = replies.filter(pc.field("action") == "invalid")["text"]
     if not len(invalid) or len(invalid) < INVALID_REPLY_WARNING_SHARE * len(replies):
         return None
-    first = inert(invalid[0].as_py()[:200])
+    first = next((text for text in invalid.to_pylist() if text), None)
+    if first is None:
+        return f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were empty"
     return (
         f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were not actions of the "
-        f"protocol, such as '{first}'. Choose another policy.model, train this one with "
-        "`make warm-start`, or constrain its replies with policy.structured_output"
+        f"protocol, such as '{inert(first[:200])}'. Choose another policy.model, train this one "
+        "with `make warm-start`, or constrain its replies with policy.structured_output"
     )

@@ -69,6 +69,8 @@ def node_text(node: Row, passages: Mapping[str, str], pairs: Sequence[Row]) -> G
         parts.append(Padding(Text(passages.get(passage["id"], "not in the corpus")), (0, 0, 0, 2)))
     if node["rollouts"]:
         parts += [Text("\nrollouts", style="bold"), _rollouts(node["rollouts"])]
+    if node["reasoning"]:
+        parts += [Text("\nreasoning", "bold"), Text(node["reasoning"])]
     if node["judge_text"]:
         parts += [Text(f"\njudge, score {_number(node['judge_score'])}", style="bold")]
         parts += [Text(node["judge_text"])]

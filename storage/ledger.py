@@ -135,6 +135,14 @@ class Ledger:
         )
         return dict(self._rows(counted, policy_digest))
 
+    def empty_replies(self) -> list[tuple[str, str, str | None, int]]:
+        """Counts successful calls without a text, by role, finish reason and stop reason."""
+        columns = "role, finish_reason, stop_reason"
+        return self._rows(
+            f"SELECT {columns}, count(*) FROM calls WHERE error IS NULL AND text = '' "
+            f"GROUP BY {columns}"
+        )
+
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
         """Stores an engine's capabilities (JSON), which decide the form of its requests."""
         self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], checksummed=True))

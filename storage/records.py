@@ -123,7 +123,8 @@ class TreeNode(Record):
     """One node of a search tree: a row of `trees` (columns of docs/tables.md, minus provenance).
 
     `cut` is whether the call that led here ended at the token limit; `token_ids` are the tokens
-    that it sampled, for protocols that continue one turn (None otherwise). `passages` of a root are
+    that it sampled, for protocols that continue one turn (None otherwise). `reasoning` is what the
+    model thought before it replied; no prompt and no training contains it. `passages` of a root are
     the passages shown before the first call.
     """
 
@@ -144,6 +145,7 @@ class TreeNode(Record):
     forced: bool = False
     cut: bool = False
     token_ids: tuple[int, ...] | None = None
+    reasoning: str | None = None
     visits: int = 0
     value: float | None = None
     judge_score: float | None = None

@@ -223,6 +223,7 @@ const treeView = {
       this.passages(node),
       table({ reward: (one) => number(one.reward), "value Q": (one) => number(one.value), "visits N": (one) => number(one.visits), outcomes: (one) => number(one.n_outcomes), judge: (one) => number(one.judge_score), iteration: (one) => number(one.iteration), tokens: (one) => number(one.output_tokens) }, [node]),
       h("p", {}, `Outcome: ${outcome(node)}.`),
+      node.reasoning ? h("details", {}, h("summary", {}, "Reasoning"), h("div", { class: "words" }, node.reasoning)) : null,
       node.judge_text ? h("details", {}, h("summary", {}, "The judge's words"), h("div", { class: "words" }, node.judge_text)) : null,
       node.components?.length ? h("details", {}, h("summary", {}, "Reward components"), components(node.components)) : null,
       rollouts.length ? h("details", {}, h("summary", {}, `${rollouts.length} rollout${rollouts.length > 1 ? "s" : ""} from here`), table({ answer: (one) => one.answer ?? "(none)", EM: (one) => number(one.em), F1: (one) => number(one.f1), steps: (one) => one.steps, end: (one) => one.stop_reason }, rollouts)) : null,

@@ -13,7 +13,7 @@ from typing import Any
 
 from annotation.annotator import AnnotatedQuestion
 from base.terminal_escape import inert
-from engines.endpoint.replies import OVERLONG
+from runs.annotation.empty_replies import empty_replies
 from runs.costs import estimates, spending
 from runs.folder import Run
 from runs.inputs import model_digest
@@ -113,8 +113,8 @@ class Committer:
             counts.update(part.counts)
         counts.update(f"{FAILED}: {failure.kind}" for failure in failures)
         counts.update(self._served_model_mismatches())
-        if overlong := self.ledger.count_calls("stop_reason").get(OVERLONG):
-            counts["warning: replies far above max_new_tokens, kept as empty"] = overlong
+        for (role, cause), n in empty_replies(self.ledger).items():
+            counts[f"warning: empty replies of the {role}: {cause}"] += n
         counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
         return dict(counts)
 
