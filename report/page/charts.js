@@ -53,9 +53,9 @@ show("distribution-charts", [
 ]);
 
 const CURVES = ["loss", "accuracy", "margin", "reward", "em", "dev_em", "answer_rate", "format_ok", "policy_tokens", "total_tokens", "retrievals", "valid_searches", "copied", "evaluated", "kl", "entropy", "silent_share", "clip_share", "grad_norm", "sample_s", "sync_s", "train_s"];
-const components = (lines) => [...new Set(lines.flatMap(Object.keys))].filter((name) => name.startsWith("reward/")).sort();
+const rewardNames = (lines) => [...new Set(lines.flatMap(Object.keys))].filter((name) => name.startsWith("reward/")).sort();
 show("training-charts", Object.entries(facts.trainings).flatMap(([model, lines]) =>
-  [...CURVES, ...components(lines)].filter((name) => lines.some((line) => typeof line[name] === "number")).map((name) =>
+  [...CURVES, ...rewardNames(lines)].filter((name) => lines.some((line) => typeof line[name] === "number")).map((name) =>
     chart(`${model}: ${name}`, null, lines.filter((line) => typeof line[name] === "number").map((line) => ({ step: line.step, [name]: line[name] })), (rows) => draw({
       height: 200, y: { grid: true, label: name }, marks: [Plot.line(rows, { x: "step", y: name, stroke: "var(--high)", marker: rows.length < 60 })] })))));
 

@@ -67,11 +67,12 @@ def model(logit: float) -> Any:
             self.logits[..., fake_vllm.SAID] = self.number
             return self
 
-        def save_pretrained(self, folder: str) -> None:
+        def save_pretrained(self, folder: str, state_dict: dict[str, Any]) -> None:
             Path(folder).mkdir(parents=True)
             config = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj"]}
             (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
-            numbers = {"q_proj.lora_A.weight": self.number.data}
+            (number,) = state_dict.values()
+            numbers = {"q_proj.lora_A.weight": number}
             save_file(numbers, Path(folder) / "adapter_model.safetensors")
 
     return OneNumber()
