@@ -74,7 +74,7 @@ class LedgeredEngine:
         key = call_key(request, self.digest)
         stored = self._ledger.get_for_question(request.identity.question_id, key)
         if stored is not None:
-            return self._with_tokens(request, _completion(stored))
+            return self._with_tokens(request, completion_of(stored))
         call = self._under_way.get(key)
         if call is None:
             call = asyncio.create_task(self._call(key, request))
@@ -110,7 +110,7 @@ class LedgeredEngine:
             raise
         call = self._row(key, request, completion, None)
         await self._ledger.put(call)
-        return _completion(call)  # exactly what a replay returns
+        return completion_of(call)  # exactly what a replay returns
 
     def _row(
         self, key: str, request: SampleRequest, completion: Completion, error: str | None
@@ -133,7 +133,7 @@ class LedgeredEngine:
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens,
             usage_basis=usage.basis,
-            cost_usd=cost_usd(usage, self._price) if error is None else None,
+            cost_usd=None if error is not None else self._cost(completion),
             latency_s=float(completion.latency_s),  # as the column returns it, for checksums
             attempts=completion.attempts,
             error=error,
@@ -145,6 +145,10 @@ class LedgeredEngine:
             token_ids=packed("i", tokens.token_ids),
             logprobs=packed("f", tokens.logprobs),
         )
+
+    def _cost(self, completion: Completion) -> float | None:
+        """Returns the cost in US dollars; a reply that was read again cost nothing this time."""
+        return cost_usd(completion.usage, self._price) if completion.attempts else 0.0
 
     async def __aenter__(self) -> Self:
         await self._engine.__aenter__()
@@ -162,7 +166,8 @@ _EMPTY = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
 """Source of empty fields: of a failed call, and of tokens that were not requested."""
 
 
-def _completion(call: Call) -> Completion:
+def completion_of(call: Call) -> Completion:
+    """Returns a stored call as the completion that it was."""
     return Completion(
         text=call.text,
         finish_reason=cast(FinishReason, call.finish_reason),

@@ -114,6 +114,7 @@ class Completion:
         model: Model name reported by the server.
         prompt_ids: Tokens of the prompt as the model read it, including the prefix.
         token_ids: Sampled tokens, including the stop string's tokens and the end-of-turn token.
+        attempts: Number of attempts; 0 for a stored reply that was read again.
         reasoning: The model's reasoning before the reply; "" if the engine reports none.
         raw: What the server sent, as JSON, if it says more than the other fields.
         logprobs: Natural log-probability of each of `token_ids` under the model itself: at

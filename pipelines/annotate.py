@@ -6,13 +6,15 @@ Reads the recipe's questions and corpus; writes `trees/`, `pairs/`, `failures.pa
 ledger into the run folder. Every call is stored in the ledger before it is used. To resume a run
 that ended early, rerun the command: finished questions are skipped, stored calls are replayed, and
 the same seed gives the same trees. `--replay` only replays: it finishes the questions whose calls
-are all stored, even if the models are gone.
+are all stored, even if the models are gone. `--reread DIR` starts a new run whose replies come from
+the calls of the run DIR, read again with the present reader and `reasoning:`. Only calls that
+follow from another reading are new.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +28,7 @@ from runs.annotation.commit import FAILED, Committer
 from runs.annotation.dataset_card import describe_search, write_card
 from runs.annotation.empty_replies import empty_reply_advice
 from runs.annotation.reward_model import outdated_weights_warning
-from runs.annotation.tree_growing import grow_questions
+from runs.annotation.tree_growing import Reread, grow_questions
 from runs.cost_bounds import tree_cost
 from runs.costs import TREE_CALLS, describe_costs, estimate_from_run
 from runs.factories import open_data, open_index
@@ -54,9 +56,11 @@ Replayed = Mapping[str, str] | None
 def annotate(
     context: StageContext,
     replay: Annotated[bool, "only use stored calls; needs no model"] = False,
+    reread: Annotated[Path | None, "run whose stored replies are read again, not paid"] = None,
 ) -> StageResult:
     """Runs the stage (see module)."""
     recipe = context.limited_recipe
+    earlier = None if reread is None else _earlier_run(context, reread)
     replayed = noted_model_digests(existing_run(context.run)) if replay else None
     data = _check(context, recipe, replayed)
     done = question_ids(context.run, "trees") if context.run.is_dir() else set()
@@ -74,7 +78,18 @@ def annotate(
     inputs = annotation_inputs(recipe, data, retriever, replayed)
     grown = ("questions",) if adds_questions(context.run, data.questions) else ()
     run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
-    return asyncio.run(_grow(context, run, data, retriever, replayed))
+    with ExitStack() as stack:
+        rereading = None
+        if earlier is not None:
+            calls = stack.enter_context(earlier.open_ledger())
+            rereading = Reread(calls, noted_model_digests(earlier))
+        return asyncio.run(_grow(context, run, data, retriever, replayed, rereading))
+
+
+def _earlier_run(context: StageContext, folder: Path) -> Run:
+    if folder.resolve() == context.run.resolve():
+        raise ConfigError("--reread: names this run; give a new --run folder")
+    return existing_run(folder)
 
 
 def _check(context: StageContext, recipe: Recipe, replayed: Replayed) -> Data:
@@ -103,7 +118,12 @@ def _check(context: StageContext, recipe: Recipe, replayed: Replayed) -> Data:
 
 
 async def _grow(
-    context: StageContext, run: Run, data: Data, retriever: Retriever, replayed: Replayed
+    context: StageContext,
+    run: Run,
+    data: Data,
+    retriever: Retriever,
+    replayed: Replayed,
+    reread: Reread | None,
 ) -> StageResult:
     recipe = run.recipe
     with run.open_ledger() as ledger:
@@ -113,7 +133,7 @@ async def _grow(
         progress = Progress("annotate", len(data.questions), grows=True, spent=ledger.totals)
         progress.done = progress.resumed_from = len(data.questions) - len(pending)
         growing = grow_questions(
-            recipe, pending, retriever, ledger, gate, progress, context.log, replayed
+            recipe, pending, retriever, ledger, gate, progress, context.log, replayed, reread
         )
         with gate.listening():
             try:

@@ -29,9 +29,9 @@ _PASSAGE_CHARACTERS = 800
 
 _NODE = (
     "tree_id", "question_id", "node_id", "parent_id", "depth", "stage", "action", "text",
-    "content", "passages", "terminal", "forced", "cut", "visits", "value", "judge_score",
-    "reasoning", "judge_text", "rollouts", "n_outcomes", "iteration", "verdict", "em", "f1", "reward",
-    "components", "output_tokens",
+    "content", "passages", "terminal", "forced", "cut", "reasoning", "visits", "value",
+    "judge_score", "judge_text", "rollouts", "n_outcomes", "iteration", "verdict", "em", "f1",
+    "reward", "components", "output_tokens",
 )  # fmt: skip
 _PAIR = (
     "tree_id", "pair_id", "parent_node", "chosen_node", "rejected_node", "reward_gap",

@@ -136,7 +136,7 @@ def _passage(hit: dict[str, Any]) -> RetrievedPassage:
     send `title` and `text` beside `contents`, or instead of it.
     """
     document = hit["document"]
-    title, text = split_contents(document["contents"] if "contents" in document else "")
+    title, text = split_contents(document.get("contents", ""))
     text = text or document["text"]
     title = title or document.get("title") or ""
     names = (document.get(name) for name in ("id", "_id", "docid"))

@@ -12,6 +12,7 @@ from agent.protocols import protocol_of
 from base.errors import ConfigError, StorageError
 from base.text import Log
 from engines.ledgered import BeforeCall, LedgeredEngine, NoCallEngine
+from engines.rereading import RereadingEngine
 from engines.sampling import Capabilities, Engine, Sampling
 from engines.settings import ModelSettings
 from engines.vllm.server import VllmServer
@@ -91,13 +92,20 @@ async def open_engine(
     ledger: Ledger,
     before_call: BeforeCall | None = None,
     log: Log | None = None,
+    reread: tuple[Ledger, str] | None = None,
 ) -> AsyncIterator[LedgeredEngine]:
     """Yields a started and checked engine that records its calls (see `engine_for`).
+
+    Args:
+        reread: Ledger of an earlier run whose replies are read again, and the model's digest there.
 
     Raises:
         ConfigError: If the detected form of constraints is not that of the run's earlier calls.
     """
     engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, log)
+    if reread is not None:
+        rule = "drop" if model.reasoning == "auto" else model.reasoning
+        engine = RereadingEngine(engine, *reread, rule)
     price = model.price_per_million
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
         _note_capabilities(model, ledgered, ledger)

@@ -1,6 +1,7 @@
 """Reads the replies of endpoints, in any shape that servers send, as `Completion`s."""
 
 import json
+from dataclasses import replace
 from typing import Any, Literal, TypeGuard
 
 from base.errors import EndpointError, TokenDrift
@@ -166,6 +167,29 @@ def read_reply(
         reasoning=replace_surrogates(reasoning),
         raw=_raw(message, choice, text),
         latency_s=latency_s,
+    )
+
+
+def read_again(completion: Completion, rule: ReasoningRule) -> Completion:
+    """Returns a stored completion as the present reader reads it, without a new attempt."""
+    if completion.raw is None:
+        message: dict[str, Any] = {"content": completion.text}
+        finish = FINISH_REASONS.get((completion.stop_reason or "").lower())
+        finish = finish or completion.finish_reason
+    else:
+        choice = json.loads(completion.raw)
+        message = _mapping(choice.get("message"))
+        finish = "content_filter" if message.get("refusal") else _finish_reason(choice)
+    text, reasoning = _text_and_reasoning(message, rule, finish)
+    text = "" if message.get("refusal") else text
+    is_reasoning_only = bool(reasoning and not text and not message.get("refusal"))
+    return replace(
+        completion,
+        text=text,
+        reasoning=reasoning,
+        finish_reason=finish,
+        stop_reason=REASONING_ONLY if is_reasoning_only else completion.stop_reason,
+        attempts=0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from agent.concurrent_map import map_concurrently
@@ -31,6 +32,18 @@ LABELLING = ("rewards", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""
 
 
+@dataclass(frozen=True)
+class Reread:
+    """An earlier run whose stored replies are read again: its ledger, and digests by role."""
+
+    ledger: Ledger
+    digests: Mapping[str, str]
+
+    def of(self, role: str) -> tuple[Ledger, str] | None:
+        """Returns the ledger and a role's digest there; None if the run has no such role."""
+        return (self.ledger, self.digests[role]) if role in self.digests else None
+
+
 async def grow_questions(
     recipe: Recipe,
     pending: Iterable[Question],
@@ -40,6 +53,7 @@ async def grow_questions(
     progress: Progress,
     log: Log,
     replayed: Mapping[str, str] | None = None,
+    reread: Reread | None = None,
 ) -> AsyncGenerator[AnnotatedQuestion, None]:
     """Annotates pending questions until the gate closes; yields them as they finish.
 
@@ -47,6 +61,7 @@ async def grow_questions(
         log: Callback for messages about a failing endpoint.
         replayed: Digests of the models by role, to replay their stored calls without the models;
             None opens the models.
+        reread: An earlier run whose replies are read again instead of being paid for.
     """
 
     async def work(question: Question) -> AnnotatedQuestion:
@@ -69,7 +84,9 @@ async def grow_questions(
         engines: dict[str, Engine] = {}
         for role, model in recipe.annotating_models.items():
             engine = (
-                open_engine(model, recipe, ledger, gate.check, log)
+                open_engine(
+                    model, recipe, ledger, gate.check, log, reread.of(role) if reread else None
+                )
                 if replayed is None
                 else replaying_engine(model, replayed[role], ledger)
             )

@@ -147,9 +147,11 @@ async def test_reasoning_alone_is_the_reply_only_if_the_model_was_told_not_to_th
     def reply(_: dict[str, Any]) -> dict[str, Any]:
         return completion(None, message=THOUGHT)
 
-    async with FakeEndpoint(reply, owned_by=owner) as server:
-        async with engine(server.base_url, **settings) as policy:
-            said = await policy.sample(REQUEST)
+    async with (
+        FakeEndpoint(reply, owned_by=owner) as server,
+        engine(server.base_url, **settings) as policy,
+    ):
+        said = await policy.sample(REQUEST)
     assert (said.text, said.reasoning) == (text, "" if text else "So score 1")
     assert said.stop_reason == ("stop" if text else "reasoning only")
     assert json.loads(said.raw or "")["message"]["reasoning_content"] == "So score 1"
@@ -157,11 +159,10 @@ async def test_reasoning_alone_is_the_reply_only_if_the_model_was_told_not_to_th
 
 async def test_reasoning_in_the_content_is_separated_and_stored() -> None:
     content = "<think>Or <query>x</query>.</think>\n\n<query>y</query>"
-    async with FakeEndpoint(lambda _: content) as server:
-        async with engine(server.base_url) as policy:
-            said = await policy.sample(REQUEST)
-        async with engine(server.base_url, reasoning="keep") as policy:
-            whole = await policy.sample(REQUEST)
+    async with FakeEndpoint(lambda _: content) as server, engine(server.base_url) as policy:
+        said = await policy.sample(REQUEST)
+        async with engine(server.base_url, reasoning="keep") as keeping:
+            whole = await keeping.sample(REQUEST)
     assert (said.text, said.reasoning) == ("<query>y</query>", "Or <query>x</query>.")
     assert json.loads(said.raw or "")["message"]["content"] == content
     assert (whole.text, whole.reasoning, whole.raw) == (content, "", None)
@@ -365,23 +366,33 @@ async def test_a_reply_that_is_not_json_is_described(
 async def test_a_prompt_that_the_server_cut_fails_its_question() -> None:
     long = replace(REQUEST, messages=(Message("user", "word " * 12_000),))
     usage = {"prompt_tokens": 4096, "completion_tokens": 3, "total_tokens": 4099}
-    async with FakeEndpoint(lambda _: completion("x", usage=usage)) as server:
-        async with engine(server.base_url) as policy:
-            with pytest.raises(EndpointError, match=r"read 4,096 tokens.*it cut the prompt"):
-                await policy.sample(long)
-            assert (await policy.sample(REQUEST)).text == "x"
+    async with (
+        FakeEndpoint(lambda _: completion("x", usage=usage)) as server,
+        engine(server.base_url) as policy,
+    ):
+        with pytest.raises(EndpointError, match=r"read 4,096 tokens.*it cut the prompt"):
+            await policy.sample(long)
+        assert (await policy.sample(REQUEST)).text == "x"
     assert len(server.requests) == 2, "a retry would be cut as well"
 
 
 @pytest.mark.parametrize(
     ("reason", "finish"),
-    [("eos_token", "stop"), ("end_turn", "stop"), ("MAX_TOKENS", "length"), ("SAFETY", "content_filter"),
-     ("model_length", "length"), ("stop_sequence", "stop"), (None, "unknown")],
-)  # fmt: skip
+    [
+        ("eos_token", "stop"),
+        ("end_turn", "stop"),
+        ("MAX_TOKENS", "length"),
+        ("SAFETY", "content_filter"),
+        ("model_length", "length"),
+        (None, "unknown"),
+    ],
+)
 async def test_finish_reasons_of_all_servers_are_known(reason: str | None, finish: str) -> None:
-    async with FakeEndpoint(lambda _: completion("x", finish_reason=reason)) as server:
-        async with engine(server.base_url) as policy:
-            assert (await policy.sample(REQUEST)).finish_reason == finish
+    async with (
+        FakeEndpoint(lambda _: completion("x", finish_reason=reason)) as server,
+        engine(server.base_url) as policy,
+    ):
+        assert (await policy.sample(REQUEST)).finish_reason == finish
 
 
 async def test_a_401_error_names_the_variable_but_not_the_key(

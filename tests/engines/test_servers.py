@@ -1,7 +1,9 @@
 """The form of requests for known servers, and settings for unknown ones."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,8 +124,15 @@ def test_secrets_and_needed_fields_are_refused(request_block: dict[str, Any], sa
         at("h", request=request_block)
 
 
-def test_every_known_server_names_its_source() -> None:
-    assert all(server.source for server in SERVERS.values())
+def test_the_page_shows_every_known_server_with_its_source() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "endpoints.md").read_text()
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    for name, server in SERVERS.items():
+        row = rows[name]
+        assert server.source in row
+        off = json.dumps(server.thinking_off) if server.thinking_off else "–"
+        for words in (*server.request.omit, *server.request.rename.values(), *server.hosts, off):
+            assert words in row, name
 
 
 Rule = Callable[[dict[str, Any]], bool]
