@@ -126,13 +126,13 @@ class Completion:
     usage: Usage
     model: str
     stop_reason: str | None = None
-    reasoning: str = ""
-    raw: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     latency_s: float = 0.0
     attempts: int = 1
+    reasoning: str = ""
+    raw: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

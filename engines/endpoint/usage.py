@@ -22,6 +22,8 @@ MESSAGE_TOKENS = 16
 """Upper estimate of a chat template's tokens per message: role and special tokens."""
 TEMPLATE_TOKENS = 64
 """Upper estimate of a chat template's other tokens: default system prompt, date, start of turn."""
+SMALLEST_CONTEXT = 512
+"""Fewest tokens to which a server cuts a prompt."""
 END_TOKENS = 1
 """The end-of-turn token."""
 
@@ -54,11 +56,12 @@ def usage_of(
 
 
 def least_prompt_tokens(request: SampleRequest) -> int:
-    """Returns a lower bound of the prompt's tokens: half of its words.
+    """Returns a lower bound of the prompt's tokens: half of its words, or 0 for a short prompt.
 
     Tokenizers rarely join words, so a smaller count means that the server cut the prompt.
     """
-    return sum(len(message.content.split()) for message in request.messages) // 2
+    words = sum(len(message.content.split()) for message in request.messages)
+    return words // 2 if words >= SMALLEST_CONTEXT else 0
 
 
 def cached_tokens(reported: Any, prompt_tokens: int) -> int:

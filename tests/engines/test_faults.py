@@ -21,7 +21,7 @@ def answered(status: int, **headers: str) -> Exception:
     request = httpx2.Request("POST", "http://server/v1")
     response = httpx2.Response(status, headers=named, request=request)
     fault = openai.APIStatusError("no", response=response, body=None)
-    return to_endpoint_error(fault, url="http://server/v1", key=None, key_env="KEY")
+    return to_endpoint_error(fault, url="http://server/v1", secrets=(), key_env="KEY")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_only_an_untrusted_certificate_is_fatal_among_tls_faults(at_connect: boo
     def to_error(cause: Exception) -> Exception:
         fault = openai.APIConnectionError(request=httpx2.Request("POST", "https://server"))
         fault.__cause__ = cause
-        return to_endpoint_error(fault, url="https://server/v1", key=None, key_env="KEY")
+        return to_endpoint_error(fault, url="https://server/v1", secrets=(), key_env="KEY")
 
     key = ConnectionKey("server", 443, True, True, None, None, None)
     torn = ssl.SSLEOFError(8, "UNEXPECTED_EOF_WHILE_READING")

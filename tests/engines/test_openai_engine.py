@@ -517,10 +517,11 @@ async def test_requests_have_the_form_that_the_server_takes(
 ) -> None:
     monkeypatch.setenv("GATEWAY_KEY", "a-key")
     request = {"headers_env": {"api-key": "GATEWAY_KEY"}, "query": {"api-version": "2025-04-01"}}
-    async with FakeEndpoint() as server:
-        settings = {"server": "azure", "request": request}
-        async with engine(server.base_url, **settings) as policy:
-            await policy.sample(REQUEST)
+    async with (
+        FakeEndpoint() as server,
+        engine(server.base_url, server="azure", request=request) as policy,
+    ):
+        await policy.sample(REQUEST)
     (sent,), (headers,) = server.requests, server.headers
     assert sent["max_completion_tokens"] == 17 and "max_tokens" not in sent
     assert headers["api-key"] == "a-key" and "Authorization" not in headers

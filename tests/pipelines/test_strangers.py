@@ -55,7 +55,8 @@ def test_doctor_names_the_setting_with_which_the_run_works(
         more = ("--set", f"{setting}={value}")
         assert branchwise("doctor", config, tmp_path / "run", *more) == 0
         assert branchwise("annotate", config, tmp_path / "run", *more) == 0
-    assert read_parts(tmp_path / "run", "pairs").num_rows
+    actions = {row["action"] for row in rows(tmp_path / "run")}
+    assert actions >= {"query", "answer"} and "invalid" not in actions
 
 
 def test_doctor_notices_a_constraint_that_the_server_ignores(
@@ -94,7 +95,7 @@ def thinking(body: dict[str, Any]) -> str:
 def rows(run: Path) -> list[Any]:
     columns = ["question_id", "node_id", "action", "text"]
     order = [("question_id", "ascending"), ("node_id", "ascending")]
-    return read_parts(run, "trees", columns).sort_by(order).to_pylist()
+    return list(read_parts(run, "trees", columns).sort_by(order).to_pylist())
 
 
 def test_reasoning_enters_neither_prompts_nor_pairs_and_is_stored(tmp_path: Path) -> None:
