@@ -6,7 +6,13 @@ from typing import Any, Literal, TypeGuard
 
 from base.errors import EndpointError, TokenDrift
 from base.text import replace_surrogates
-from engines.endpoint.usage import TokenCounter, cached_tokens, least_prompt_tokens, usage_of
+from engines.endpoint.usage import (
+    SMALLEST_CONTEXT,
+    TokenCounter,
+    cached_tokens,
+    least_prompt_tokens,
+    usage_of,
+)
 from engines.reasoning import split_reasoning
 from engines.sampling import Completion, FinishReason, SampleRequest, Usage
 
@@ -61,7 +67,6 @@ _STATUS_OF_CODE = {
 _SHORTEST_LIMIT = 2**16
 _CHARACTERS_A_TOKEN = 64
 _LONGEST_LABEL = 1000
-_LONGEST_SHOWN = 120
 _NO_LOGPROB = 1e6
 
 
@@ -101,15 +106,17 @@ def parse_body(body: bytes, content_type: str) -> Any:
 
 
 def _describe_body(text: str, content_type: str) -> str:
-    """Returns what a body is that is not JSON, with a remedy."""
-    beginning = f": {text[:_LONGEST_SHOWN]!r}"
+    """Returns what a body is that is not JSON, with a remedy, and its whole text.
+
+    The text is not shortened here, because a truncated key would not be redacted.
+    """
     if not text:
         return "an empty body"
     if "html" in content_type or text[:1] == "<":
-        return f"a web page instead of JSON{beginning}. Check base_url (it usually ends in /v1)"
+        return f"a web page instead of JSON; check base_url, which usually ends in /v1: {text!r}"
     if "event-stream" in content_type or text.startswith("data:"):
-        return f"a stream instead of one reply{beginning}. Set `stream: false` in request.extra"
-    return f"not JSON ({content_type or 'no content type'}){beginning}"
+        return f"a stream instead of one reply; set `stream: false` in request.extra: {text!r}"
+    return f"not JSON ({content_type or 'no content type'}): {text!r}"
 
 
 def read_reply(
@@ -146,7 +153,7 @@ def read_reply(
     reply, choice = _first_choice(reply)
     message = _mapping(choice.get("message"))
     if not message:
-        raise UnreadableReply(f"no choice with a message in {_shown(reply)}")
+        raise UnreadableReply(f"no choice with a message in {reply!r}")
     is_refused = bool(message.get("refusal"))
     finish = "content_filter" if is_refused else _finish_reason(choice)
     text, reasoning = _text_and_reasoning(message, rule, finish)
@@ -208,7 +215,7 @@ def _text_and_reasoning(
     if isinstance(content, list):  # parts, as some reasoning models send them
         parts, content = _joined(content, "reasoning"), _joined(content, "text")
     if not isinstance(content, str | None):
-        raise UnreadableReply(f"the content is not a text: {_shown(content)}")
+        raise UnreadableReply(f"the content is not a text: {content!r}")
     fields = (message.get(name) for name in _REASONING_FIELDS)
     beside = next((field for field in fields if isinstance(field, str) and field), parts)
     if rule == "keep":
@@ -244,7 +251,8 @@ def _raw(message: dict[str, Any], choice: dict[str, Any], text: str) -> str | No
 
 def _check_whole_prompt(request: SampleRequest, usage: Usage) -> None:
     least = least_prompt_tokens(request)
-    if usage.basis == "reported" and usage.input_tokens < least:
+    # A smaller count than any context length is a wrong count, not that of a cut prompt.
+    if usage.basis == "reported" and SMALLEST_CONTEXT <= usage.input_tokens < least:
         raise EndpointError(
             f"the server read {usage.input_tokens:,} tokens of a prompt with at least {least:,}: "
             "it cut the prompt. Raise its context length (Ollama: OLLAMA_CONTEXT_LENGTH), or show "
@@ -267,7 +275,7 @@ def read_ids_reply(
     text, read, ids = (choice.get(name) for name in ("text", "prompt_token_ids", "token_ids"))
     logprobs = _mapping(choice.get("logprobs")).get("token_logprobs")
     if not isinstance(text, str):
-        raise UnreadableReply(f"no choice with a text in {_shown(reply)}")
+        raise UnreadableReply(f"no choice with a text in {reply!r}")
     if not (is_ids(read) and is_ids(ids) and _are_logprobs(logprobs) and len(ids) == len(logprobs)):
         raise EndpointError(
             f"{url}: the reply lacks token ids of prompt and text, or a log-probability for each. "
@@ -338,11 +346,6 @@ def _status_of(error: dict[str, Any], reply: dict[str, Any]) -> int | None:
 
 def _finish_reason(choice: dict[str, Any]) -> FinishReason:
     return FINISH_REASONS.get(str(choice.get("finish_reason")).lower(), "unknown")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
 
 
 def _mapping(value: Any) -> dict[str, Any]:

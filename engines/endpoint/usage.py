@@ -56,12 +56,11 @@ def usage_of(
 
 
 def least_prompt_tokens(request: SampleRequest) -> int:
-    """Returns a lower bound of the prompt's tokens: half of its words, or 0 for a short prompt.
+    """Returns a lower bound of the prompt's tokens: half of its words.
 
     Tokenizers rarely join words, so a smaller count means that the server cut the prompt.
     """
-    words = sum(len(message.content.split()) for message in request.messages)
-    return words // 2 if words >= SMALLEST_CONTEXT else 0
+    return sum(len(message.content.split()) for message in request.messages) // 2
 
 
 def cached_tokens(reported: Any, prompt_tokens: int) -> int:

@@ -335,7 +335,11 @@ def test_overlong_replies_are_stored_as_empty(stages: Stages, tmp_path: Path) ->
         done = stages.run("annotate", "--config", config, "--run", run)
         assert done.code == 0, done.said
         overlong_ones = sum(request["seed"] % 4 == 0 for request in endpoint.requests)
-    reported = [line for line in done.said.splitlines() if "kept as empty" in line]
+    reported = [
+        line
+        for line in done.said.splitlines()
+        if "far above the token limit" in line and "│" in line
+    ]
     assert len(reported) == 1, done.said
     assert overlong_ones
     assert str(overlong_ones) in reported[0].replace("│", " ").split()

@@ -57,14 +57,18 @@ def test_a_run_has_trees_pairs_and_a_data_card(tmp_path: Path, endpoint: FakeEnd
 
 
 def test_settings_that_an_openai_model_rejects_are_printed_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engines.endpoint.server.is_openai", lambda url: True)
-    with serving(lambda _: failure(400, "temperature 0.8 is not supported")) as endpoint:
-        run = tmp_path / "run"
-        assert branchwise("annotate", recipe(tmp_path, endpoint.base_url), run) == 1
-    assert "temperature 0.8 is not supported" in capsys.readouterr().out
-    assert len(endpoint.requests) == 1 and not run.exists()
+    def script(body: dict[str, Any]) -> Any:
+        return failure(400, "no temperature") if "temperature" in body else policy(body)
+
+    with serving(script) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        assert branchwise("annotate", config, run, "--set", "policy.server=openai") == 1
+    told = capsys.readouterr().out
+    assert "answered 400: no temperature. It accepts this request with" in told
+    assert "`policy.request: {omit: [temperature]}`" in told
+    assert not run.exists()
 
 
 def test_a_rerun_makes_no_new_calls(tmp_path: Path, endpoint: FakeEndpoint) -> None:

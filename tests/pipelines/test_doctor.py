@@ -75,7 +75,8 @@ def test_an_endpoint_that_lists_the_model_but_fails_to_run_it_is_a_problem(
         assert branchwise("doctor", config, tmp_path / "run") == 2
     assert f"problem: policy: {endpoint.base_url} " in (said := capsys.readouterr().out)
     assert f"answered {status}" in said
-    assert [request["max_tokens"] for request in endpoint.requests] == [1]
+    assert endpoint.requests[0]["max_tokens"] == 96, "the limit of the run"
+    assert len(endpoint.requests) <= 21
 
 
 def test_the_endpoint_is_tested_with_token_ids_if_the_protocol_needs_them(tmp_path: Path) -> None:

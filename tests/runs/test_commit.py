@@ -51,7 +51,7 @@ def test_counts_of_several_attempts_equal_those_of_one_attempt(
             capsys.readouterr()
             assert branchwise("annotate", config, parts) == 4
             assert closing_table(capsys.readouterr().out) == expected, attempt
-    assert expected["question failed: EndpointError"] == 1
+    assert expected["question failed: RefusedRequest"] == 1
     assert expected["data: jsonl: questions read"] == 6
     assert expected["duplicate siblings"] > 0
 
