@@ -28,8 +28,10 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
     from engines.endpoint.transport import Transport
 
     url, request = checked_url(settings), request_settings(settings)
+    headers = _own_headers(request)
     # More connections than calls: waiting for a connection would use up the call's time limit.
-    transport = Transport(HttpClient(url, connections=2 * concurrency))
+    http = HttpClient(url, connections=2 * concurrency)
+    transport = Transport(http, with_key=not any(map(names_secret, headers)))
     return openai.AsyncOpenAI(
         # Not None: the package would then send OPENAI_API_KEY to any endpoint.
         api_key=key_in(settings.api_key_env) or "none",
@@ -38,18 +40,16 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
         max_retries=0,
         timeout=timeout_s,
         http_client=httpx2.AsyncClient(transport=transport, timeout=timeout_s),
-        default_headers=_without_platform() | _own_headers(request),
+        default_headers=_without_platform() | headers,
     )
 
 
 def _own_headers(request: RequestSettings) -> dict[str, Any]:
-    """Returns the headers that `request.headers_env` names, without `Authorization` beside a key.
+    """Returns the headers that `request.headers_env` names.
 
     Raises:
         ConfigError: If a variable is not set, or its value cannot be in a header.
     """
-    import openai
-
     headers: dict[str, Any] = {}
     for header, variable in request.headers_env.items():
         if (value := key_in(variable)) is None:
@@ -57,8 +57,7 @@ def _own_headers(request: RequestSettings) -> dict[str, Any]:
                 f"{variable} is not set: request.headers_env takes the header {header} from it"
             )
         headers[header] = value
-    carries_key = any(names_secret(header) for header in headers)
-    return ({"Authorization": openai.Omit()} if carries_key else {}) | headers
+    return headers
 
 
 def secrets_of(settings: ModelSettings) -> tuple[str, ...]:
