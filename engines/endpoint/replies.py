@@ -161,8 +161,9 @@ def read_reply(
     usage = usage_of(reply.get("usage"), request, text or reasoning, finish, counter)
     _check_whole_prompt(request, usage)
     stop_reason = _stop_reason(choice, refused=is_refused)
-    if len(text) > longest or len(reasoning) > longest:
-        text, reasoning, finish, stop_reason = "", "", "length", OVERLONG
+    raw = _raw(message, choice, text)
+    if max(len(text), len(reasoning), len(raw or "") // 4) > longest:
+        text, reasoning, raw, finish, stop_reason = "", "", None, "length", OVERLONG
     elif reasoning and not text and not is_refused:
         stop_reason = REASONING_ONLY
     return Completion(
@@ -172,7 +173,7 @@ def read_reply(
         model=_label(reply.get("model") or model),
         stop_reason=stop_reason,
         reasoning=replace_surrogates(reasoning),
-        raw=_raw(message, choice, text),
+        raw=raw,
         latency_s=latency_s,
     )
 

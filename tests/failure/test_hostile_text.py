@@ -62,7 +62,8 @@ VERDICTS: dict[str, float | None] = {
     "```json" + "\n" * LONG + "0.9": None,
     "So the score is" + " " * LONG + "0.9 ": 0.9,
     "So the score is" + " " * MEGABYTE + "0.9 ": None,
-    "": None,  # a refusal, or reasoning without content
+    "": None,  # a refusal
+    "So the score is 1.": 1.0,  # also as reasoning alone, of a model that was told not to think
 }
 
 

@@ -31,7 +31,7 @@ def half_done(world: World, held: Held, run: Path, *more: str, **how: object) ->
     return running
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_the_first_signal_drains_the_run(
     signum: signal.Signals, world: World, held: Held, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ def test_doctor_names_the_setting_with_which_the_run_works(
         assert branchwise("doctor", config, tmp_path / "run", *more) == 0
         assert branchwise("annotate", config, tmp_path / "run", *more) == 0
     actions = {row["action"] for row in rows(tmp_path / "run")}
-    assert actions >= {"query", "answer"} and "invalid" not in actions
+    assert "query" in actions and "invalid" not in actions
 
 
 def test_doctor_notices_a_constraint_that_the_server_ignores(

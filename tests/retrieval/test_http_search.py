@@ -1,8 +1,10 @@
 """The `/retrieve` client and server, against each other and against a misbehaving server."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from wire import listening
 
 from base.errors import RetrievalError
+from base.text import digest_of
 from retrieval.http import HttpRetriever, join_contents, split_contents
 from retrieval.index import open_retriever
 from retrieval.server import serving
@@ -51,6 +54,25 @@ async def test_scores_below_zero_are_kept_and_ordered() -> None:
     )
     async with answering(f'{{"result": [[{hits}]]}}') as url:
         assert [one.id for one in await HttpRetriever(url).search("q", 2)] == ["c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        ({"title": "France", "text": "Paris…", "contents": '"France"\nParis…'}, None),
+        ({"title": "France", "text": "Paris…"}, None),
+        ({"id": 7, "contents": '"France"\nParis…'}, "7"),
+        ({"_id": "d7", "title": "France", "contents": "Paris…"}, "d7"),
+    ],
+)
+async def test_documents_without_an_id_or_contents_are_read(
+    document: dict[str, Any], name: str | None
+) -> None:
+    reply = {"result": [[{"document": document, "score": 3.2}]]}
+    async with answering(json.dumps(reply)) as url:
+        (passage,) = await HttpRetriever(url).search("q", 2)
+    assert (passage.title, passage.text, passage.score) == ("France", "Paris…", 3.2)
+    assert passage.id == (name or digest_of("France", "Paris…"))
 
 
 async def test_a_bad_request_is_refused_naming_the_field(tmp_path: Path) -> None:
