@@ -17,6 +17,14 @@ WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 8192
 """Highest allowed rank of a LoRA; larger ranks do not help any existing model."""
 
+PROMPT_KINDS = frozenset(
+    {
+        *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"),
+        *("ADAPTION_PROMPT", "CPT", "CARTRIDGE"),
+    }
+)
+"""Types of PEFT adapters that are not a change of weights."""
+
 
 def adapter_config(adapter: Path) -> dict[str, Any]:
     """Reads `adapter_config.json`.
@@ -116,6 +124,8 @@ def _reject_absurd(config: dict[str, Any]) -> None:
     """
     if config.get("auto_map"):
         raise ValueError("`auto_map` names code, which is never run")
+    if (kind := config.get("peft_type")) in PROMPT_KINDS:
+        raise ValueError(f"{kind} adds to prompts instead of weights and cannot be merged")
     pattern = config.get("rank_pattern") or {}
     if not isinstance(pattern, dict):
         raise ValueError("`rank_pattern` is not an object")

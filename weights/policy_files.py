@@ -3,6 +3,7 @@
 A policy folder contains at least one of these:
 
 - `adapter/` (a PEFT adapter) with `training.json`,
+- a PEFT adapter as PEFT saves it, whose configuration names its base,
 - merged weights (`model.safetensors`, or shards with their index), with the tokenizer of their own
   or else the packaged one,
 - `policy.gguf`.
@@ -28,6 +29,7 @@ from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
 from weights.adapters import adapter_config, check_adapter, load_tensors, recorded_digests
 from weights.hub import HUB, hub_folder
 from weights.model_folders import (
+    ADAPTER_CONFIG,
     MERGED_WEIGHTS,
     TOKENIZER,
     TRAINING_RECORD,
@@ -48,6 +50,11 @@ _ADAPTER_KEYS = (
     *("alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "modules_to_save"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora"),
 )
+
+
+_PROBE_TOKENS = 16
+_MERGE_TOLERANCE = 1e-3
+"""Largest difference of a merged policy's logits, relative to the largest logit: float32 rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +155,33 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
         return PolicyFiles(model, folder, (), ready)
     if ready:
         return PolicyFiles(model, ready)
+    if (folder / _ADAPTER_WEIGHTS).is_file():  # as PEFT saves it, without a training record
+        below = _files_of(_base_of(folder), (*above, folder.resolve()), download)
+        return replace(below, model=model, adapters=(*below.adapters, folder), gguf=None)
     raise ConfigError(
-        f"policy folder {model!r} holds neither adapter/{_ADAPTER_WEIGHTS} nor {MERGED_WEIGHTS} "
-        f"nor policy.gguf{_pickled(folder)}"
+        f"policy folder {model!r} holds neither an adapter ({_ADAPTER_WEIGHTS}) nor "
+        f"{MERGED_WEIGHTS} nor policy.gguf{_pickled(folder)}"
     )
+
+
+def _base_of(adapter: Path) -> str:
+    """Returns the model that a PEFT adapter was trained on, from its configuration.
+
+    Raises:
+        ConfigError: If the configuration names no model.
+    """
+    base = adapter_config(adapter).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ConfigError(
+            f"{adapter / ADAPTER_CONFIG}: `base_model_name_or_path` names no model. Write the "
+            "adapter's base there (a folder, or owner/name at the hub), or give the folder above "
+            f"if it has {TRAINING_RECORD}"
+        )
+    if Path(base).expanduser().exists() or base == PACKAGED or base.startswith(HUB):
+        return base
+    if (adapter / base).exists():
+        return str(adapter / base)
+    return f"{HUB}{base}"
 
 
 def _pickled(folder: Path) -> str:
@@ -282,13 +312,51 @@ def _merge_adapter(model: Any, adapter: Path) -> Any:
         raise ConfigError("merging an adapter needs `peft`: pip install -e .[train]") from error
     check_adapter(adapter)
     try:
-        merged = PeftModel.from_pretrained(model, str(adapter))
-        load_tensors(merged, adapter)
-        return merged.merge_and_unload()
+        with_adapter = PeftModel.from_pretrained(model, str(adapter)).eval()
+        load_tensors(with_adapter, adapter)
+        expected = _probe_logits(with_adapter)
+        _untie_changed(with_adapter, adapter)
+        merged = with_adapter.merge_and_unload()
+        head, embeddings = merged.get_output_embeddings(), merged.get_input_embeddings()
+        merged.config.tie_word_embeddings = head.weight is embeddings.weight
+        difference = float((_probe_logits(merged) - expected).abs().max())
+        if not difference <= _MERGE_TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ConfigError(
+                f"adapter {adapter} cannot be merged: the logits would change by "
+                f"{difference:.2g}. This kind of adapter is not supported "
+                f"({adapter / ADAPTER_CONFIG}). Train a LoRA, or give a full model"
+            )
+        return merged
     except (ConfigError, MemoryError):
         raise
     except Exception as error:  # untrusted configurations make PEFT raise any error
         raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
+
+
+def _untie_changed(with_adapter: Any, adapter: Path) -> None:
+    """Separates output from input embeddings if a LoRA changes only one of the two.
+
+    While they are one tensor, merging a change of one would change the other.
+    """
+    head, embeddings = (
+        getattr(module, "base_layer", module)
+        for module in (with_adapter.get_output_embeddings(), with_adapter.get_input_embeddings())
+    )
+    changed = (
+        "lora_" in name and (".lm_head." in name or ".embed_tokens." in name)
+        for name in tensor_shapes(adapter / _ADAPTER_WEIGHTS)
+    )
+    if head.weight is embeddings.weight and any(changed):
+        head.weight = type(head.weight)(head.weight.detach().clone(), requires_grad=False)
+
+
+def _probe_logits(model: Any) -> Any:
+    """Returns the logits, (1, tokens, vocabulary), of a few tokens from the whole vocabulary."""
+    import torch
+
+    tokens = torch.linspace(0, model.config.vocab_size - 1, _PROBE_TOKENS).long()[None]
+    with torch.inference_mode():
+        return model(tokens).logits.float()
 
 
 def tokenizer_of(base: Path) -> Any:

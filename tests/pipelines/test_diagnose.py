@@ -177,7 +177,7 @@ def test_trees_whose_rollouts_fail_are_counted_and_left_out(
         refused.append(pairs[0].question)
         assert branchwise("diagnose", run, "--sample", 99, "--rollouts", 2) == 4
     trees = len({pair.tree_id for pair in pairs})
-    told = f"1 of {trees} trees could not be rolled out: EndpointError 1"
+    told = f"1 of {trees} trees could not be rolled out: RefusedRequest 1"
     assert told in capsys.readouterr().out
     judged = sum(pair.question_id != pairs[0].question_id for pair in pairs)
     assert diagnosis(run)["survival"]["all"][0]["pairs"] == judged

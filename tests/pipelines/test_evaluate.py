@@ -107,8 +107,8 @@ def test_failures_are_printed_stored_and_counted_as_wrong(
         config = recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
         assert evaluated(config, run) == 4, "one failure in six is more than 5 %"
         told = capsys.readouterr().out
-        assert "1 of 6 questions failed under second and count as wrong: EndpointError 1" in told
-        assert failures(run) == [("q3", "eval second", "EndpointError")]
+        assert "1 of 6 questions failed under second and count as wrong: RefusedRequest 1" in told
+        assert failures(run) == [("q3", "eval second", "RefusedRequest")]
         (kept,) = (run / "eval").glob("*.md")
         assert "| 6 | 1 |" in kept.read_text()
         assert evaluated(config, run, "--set", "limits.max_failed_share=0.2") == 0

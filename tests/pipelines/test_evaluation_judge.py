@@ -115,7 +115,7 @@ def test_replies_that_cannot_be_read_give_no_verdict(
     assert {row.judge for row in rows if row.prediction in JUDGE_REPLIES} == {None}
     assert {row.judge for row in rows if row.prediction == "Paris"} == {1.0}
     told = capsys.readouterr().out
-    assert "judge: 4 of 10 calls returned no verdict: EndpointError 2, neither word 2" in told
+    assert "judge: 4 of 10 calls returned no verdict: RefusedRequest 2, neither word 2" in told
     assert "judge: 4 of 12 answers lack a readable verdict" in told
     made = len(judge_calls(endpoint))
     JUDGE_REPLIES["Yen"] = "no"

@@ -238,7 +238,7 @@ async def test_an_older_ledger_is_refused(tmp_path: Path) -> None:
     path = await stored(tmp_path / "l", CALL)
     with closing(sqlite3.connect(path)) as older:
         older.execute(f"PRAGMA user_version = {LEDGER_VERSION - 1}")
-    with pytest.raises(StorageError, match=r"ledger version 4, .* move l\* and l\.stored away"):
+    with pytest.raises(StorageError, match=r"ledger version 5, .* move l\* and l\.stored away"):
         Ledger(path)
-    with pytest.raises(StorageError, match="ledger version 4"):
+    with pytest.raises(StorageError, match="ledger version 5"):
         check(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
@@ -179,6 +180,79 @@ def record(folder: Path, **entries: Any) -> None:
 def flip_last_bit(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def peft_folder(base: Path, target: Path, config: Any) -> Any:
+    """Saves a PEFT adapter of `base` as PEFT does, and returns the logits of the unmerged model."""
+    from peft import get_peft_model
+
+    model, _ = load_policy(policy_files(str(base)))
+    torch.manual_seed(0)
+    with_adapter = get_peft_model(model, config).eval()
+    for name, parameter in with_adapter.named_parameters():
+        if parameter.requires_grad and "lora_" not in name:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    with_adapter.peft_config["default"].base_model_name_or_path = str(base)
+    with_adapter.save_pretrained(str(target))
+    with torch.inference_mode():
+        return with_adapter(PROBE).logits
+
+
+PROBE = torch.tensor([[5, 17, 40, 3, 99]])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj", "down_proj"]},
+        {"target_modules": ["q_proj"], "use_rslora": True},
+        {"target_modules": ["q_proj"], "use_dora": True},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["embed_tokens", "q_proj"]},
+        {"target_modules": ["lm_head", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj"], "bias": "all"},
+    ],
+    ids=str,
+)
+def test_a_peft_folder_has_the_logits_of_the_unmerged_adapter(
+    weights: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """huggingface/peft#2018: merging a LoRA of `lm_head` also changed the tied input embeddings."""
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=4, lora_alpha=16, init_lora_weights=False, **settings)
+    expected = peft_folder(weights, tmp_path / "adapter", lora)
+    base, _ = load_policy(policy_files(str(weights)))
+    merged, tokenizer = load_policy(validated_policy_files(str(tmp_path / "adapter")))
+    with torch.inference_mode():
+        change = (base(PROBE).logits - expected).abs().max()
+        assert (merged(PROBE).logits - expected).abs().max() < 1e-3 * change
+    merged.save_pretrained(str(tmp_path / "merged"))
+    tokenizer.save_pretrained(str(tmp_path / "merged"))
+    again, _ = load_policy(policy_files(str(tmp_path / "merged")))
+    with torch.inference_mode():
+        assert (again(PROBE).logits - expected).abs().max() < 1e-3 * change
+
+
+def test_an_adapter_that_cannot_be_merged_is_refused_by_name(weights: Path, tmp_path: Path) -> None:
+    from peft import PrefixTuningConfig
+
+    peft_folder(
+        weights,
+        tmp_path / "adapter",
+        PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    )
+    with pytest.raises(ConfigError, match="PREFIX_TUNING"):
+        validated_policy_files(str(tmp_path / "adapter"))
+
+
+def test_a_peft_folder_that_names_no_base_says_where_to_write_it(adapted: Path) -> None:
+    path = adapted / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    with pytest.raises(ConfigError, match=r"base_model_name_or_path.*folder above"):
+        policy_files(str(adapted / "adapter"))
 
 
 def test_an_adapter_that_differs_from_its_recorded_digest_is_refused(adapted: Path) -> None:
