@@ -94,8 +94,8 @@ def test_records_round_trip_through_parquet(table: str, data: st.DataObject) -> 
 CONTRACT = {  # the columns that users rely on, in order
     "trees": "tree_id question_id source cycle seed node_id parent_id depth stage action text "
     "content passages terminal forced cut token_ids reasoning visits value judge_score judge_text "
-    "rollouts n_outcomes iteration verdict em f1 reward components input_tokens cached_tokens output_tokens "
-    "prompt_hash policy_digest",
+    "rollouts n_outcomes iteration verdict em f1 reward components input_tokens cached_tokens "
+    "output_tokens prompt_hash policy_digest",
     "pairs": "pair_id tree_id question_id source cycle seed question answers parent_node "
     "chosen_node rejected_node depth stage prompt chosen rejected chosen_action rejected_action "
     "chosen_reward rejected_reward reward_gap chosen_visits rejected_visits chosen_outcomes "
