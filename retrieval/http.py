@@ -136,8 +136,11 @@ def _passage(hit: dict[str, Any]) -> RetrievedPassage:
     send `title` and `text` beside `contents`, or instead of it.
     """
     document = hit["document"]
-    title, text = split_contents(document.get("contents", ""))
-    text = text or document["text"]
+    if "contents" not in document:
+        title, text = "", document["text"]
+    else:
+        title, text = split_contents(document["contents"])
+        text = text or document.get("text") or ""
     title = title or document.get("title") or ""
     names = (document.get(name) for name in ("id", "_id", "docid"))
     name = next((name for name in names if name is not None), digest_of(title, text))

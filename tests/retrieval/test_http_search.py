@@ -75,6 +75,13 @@ async def test_documents_without_an_id_or_contents_are_read(
     assert passage.id == (name or digest_of("France", "Paris…"))
 
 
+async def test_a_passage_without_text_is_read() -> None:
+    reply = {"result": [[{"document": {"id": "3", "contents": '"France"\n'}, "score": 1}]]}
+    async with answering(json.dumps(reply)) as url:
+        (passage,) = await HttpRetriever(url).search("q", 2)
+    assert (passage.id, passage.title, passage.text) == ("3", "France", "")
+
+
 async def test_a_bad_request_is_refused_naming_the_field(tmp_path: Path) -> None:
     local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
     async with serving(local) as url:
