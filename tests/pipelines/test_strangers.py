@@ -114,6 +114,24 @@ def test_reasoning_enters_neither_prompts_nor_pairs_and_is_stored(tmp_path: Path
     assert "Maybe" not in str(pairs)
 
 
+@pytest.mark.parametrize("parser", [True, False], ids=["reasoning_content", "think in content"])
+def test_qwen3_served_by_vllm_works_out_of_the_box(parser: bool, tmp_path: Path) -> None:
+    """Qwen3 thinks unless its template is told not to; its thoughts need more than the limit."""
+
+    def script(body: dict[str, Any]) -> Any:
+        if body.get("chat_template_kwargs", {}).get("enable_thinking") is False:
+            return policy(body)
+        message = {"reasoning_content": "Let me"} if parser else {}
+        text = None if parser else "<think>Let me"
+        return completion(text, message=message, finish_reason="length")
+
+    with serving(script) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        assert branchwise("doctor", config, tmp_path / "run") == 0
+        assert branchwise("annotate", config, tmp_path / "run") == 0
+    assert {row["action"] for row in rows(tmp_path / "run")} >= {"query", "evidence", "answer"}
+
+
 def test_paid_replies_are_read_again_into_a_new_run(tmp_path: Path) -> None:
     with serving(thinking) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
