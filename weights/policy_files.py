@@ -144,6 +144,11 @@ def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFile
 
 
 def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
+    if folder.resolve() in above:
+        raise ConfigError(
+            f"{folder}: its base leads back to this folder. Set `base` in {TRAINING_RECORD}, or "
+            f"`base_model_name_or_path` in {ADAPTER_CONFIG}, to the actual base"
+        )
     gguf = folder / "policy.gguf"
     ready = gguf if gguf.is_file() else None
     if (folder / "adapter" / _ADAPTER_WEIGHTS).is_file():
@@ -204,11 +209,6 @@ def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> P
             f'{path} must name the base of the adapter, e.g. {{"base": "packaged", "chain": []}}: '
             f"{error}"
         ) from error
-    here = folder.resolve()
-    if here in above:
-        raise ConfigError(
-            f"{path}: its base {base!r} leads back to this folder. Set `base` to the actual base"
-        )
     if len(above) + len(chain) >= MOST_ADAPTERS:
         raise ConfigError(
             f"{path}: more than {MOST_ADAPTERS} adapters in a chain. Merge some of them"
@@ -218,7 +218,7 @@ def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> P
         if not (adapter / _ADAPTER_WEIGHTS).is_file():
             raise ConfigError(f"{path} names an adapter that is missing: {adapter}")
     named = base == PACKAGED or base.startswith(HUB)
-    below = _files_of(base if named else str(folder / base), (*above, here), download)
+    below = _files_of(base if named else str(folder / base), (*above, folder.resolve()), download)
     return replace(below, adapters=(*below.adapters, *adapters))
 
 

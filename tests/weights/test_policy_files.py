@@ -255,6 +255,14 @@ def test_a_peft_folder_that_names_no_base_says_where_to_write_it(adapted: Path) 
         policy_files(str(adapted / "adapter"))
 
 
+def test_a_peft_folder_that_is_its_own_base_is_refused(adapted: Path) -> None:
+    path = adapted / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"base_model_name_or_path": str(path.parent)}))
+    with pytest.raises(ConfigError, match="leads back"):
+        policy_files(str(adapted / "adapter"))
+
+
 def test_an_adapter_that_differs_from_its_recorded_digest_is_refused(adapted: Path) -> None:
     load_policy(policy_files(str(adapted)))
     digest = hashlib.sha256((adapted / SAVED).read_bytes()).hexdigest()
