@@ -190,9 +190,10 @@ class ModelSettings(Settings):
             the fields for reasoning is not the reply. `reply`: as `drop`, but if a model ended its
             turn with reasoning alone, the server misfiled the reply. `auto`: `reply` if the request
             switches thinking off, else `drop`. `keep`: `<think>` is part of the reply.
-        structured_output: How an `openai` endpoint takes constraints; "auto" detects it. Actions
-            are only constrained in vLLM's form; with other servers, any other output counts as an
-            invalid action. The judge's verdict works with both forms.
+        structured_output: Form in which an `openai` endpoint takes constraints: a server's own, or
+            OpenAI's (`json_schema`); "auto" follows `server`, or detects it. Actions are only
+            constrained in the forms of vLLM, SGLang and TGI; with other servers, any other output
+            counts as an invalid action. A judge's verdict works with every form.
         price_per_million: Price in US dollars. The cost of a model without a price is unknown and
             counts as zero; `limits.max_usd` requires a price for every model at an endpoint.
     """
@@ -212,7 +213,9 @@ class ModelSettings(Settings):
     request: RequestSettings = RequestSettings()
     thinking: bool = False
     reasoning: Literal["auto", "drop", "reply", "keep"] = "auto"
-    structured_output: Literal["auto", "vllm", "json_schema", "none"] = "auto"
+    structured_output: Literal[
+        "auto", "vllm", "sglang", "tgi", "llama.cpp", "json_schema", "none"
+    ] = "auto"
     price_per_million: Price | None = None
 
     @field_validator("server_args")

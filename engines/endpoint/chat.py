@@ -8,8 +8,12 @@ from base.text import replace_surrogates
 from engines.sampling import SampleRequest, Structure, begun_turn
 from weights.chat_template import template_values
 
-StructuredForm = Literal["vllm", "json_schema", "none"]
-"""Format in which an endpoint takes a constraint; `vllm` is vLLM's own since 0.11."""
+StructuredForm = Literal["vllm", "sglang", "tgi", "llama.cpp", "json_schema", "none"]
+"""Form in which an endpoint takes a constraint: a server's own (vLLM's since 0.11), or OpenAI's."""
+REGEX_FORMS = frozenset({"vllm", "sglang", "tgi"})
+"""Forms that have regular expressions; `json_schema` and `llama.cpp` have only JSON schemas."""
+TEMPLATE_FORMS = frozenset({"vllm", "sglang", "llama.cpp"})
+"""Forms of servers that pass values to the chat template."""
 
 
 def chat_body(
@@ -25,7 +29,7 @@ def chat_body(
         thinking: Whether the model may think before it replies.
     """
     body = {"messages": _turns(request), **_sampling_fields(request, model, seed, form)}
-    return body | _template_fields(thinking) if form == "vllm" else body
+    return body | _template_fields(thinking) if form in TEMPLATE_FORMS else body
 
 
 def ids_body(
@@ -61,7 +65,7 @@ def _turns(request: SampleRequest) -> list[dict[str, str]]:
 
 
 def _template_fields(thinking: bool) -> dict[str, Any]:
-    """Returns the field that makes vLLM render the prompt as trainings do."""
+    """Returns the field that makes a server render the prompt as trainings do."""
     return {"chat_template_kwargs": template_values(thinking=thinking)}
 
 
@@ -87,8 +91,13 @@ def _sampling_fields(
 def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
     """Returns the body fields that constrain the reply."""
     schema = json.loads(structure.value) if structure.kind == "json_schema" else None
-    if form == "json_schema":
-        named = {"name": "reply", "schema": schema, "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": named}}
-    field = {"regex": structure.value} if schema is None else {"json": schema}
-    return {"structured_outputs": field}
+    if form == "vllm":
+        field = {"regex": structure.value} if schema is None else {"json": schema}
+        return {"structured_outputs": field}
+    if form == "tgi":
+        kind = "regex" if schema is None else "json"
+        return {"response_format": {"type": kind, "value": schema or structure.value}}
+    if schema is None:
+        return {"regex": structure.value}
+    named = {"name": "reply", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}

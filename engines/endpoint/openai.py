@@ -1,8 +1,8 @@
 """Sampling from OpenAI-compatible endpoints: vLLM, a vendor or a fleet.
 
-Timeouts are explicit, retries are visible, and the key comes only from the environment. A vLLM
-server gets its own form of constraint (`structured_outputs`); other servers get the form set in
-`structured_output`. Requests that need token ids go to `/completions` of a vLLM server.
+Timeouts are explicit, retries are visible, and the key comes only from the environment.
+Constraints take the form of the server (`structured_output`). Requests that need token ids go to
+`/completions` of a vLLM server.
 """
 
 import asyncio
@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from base.errors import EndpointError
 from base.http import Redirected, ReplyTooLarge, shown_url
-from engines.endpoint.chat import StructuredForm, chat_body, ids_body, prompt_parts
+from engines.endpoint.chat import (
+    REGEX_FORMS,
+    TEMPLATE_FORMS,
+    StructuredForm,
+    chat_body,
+    ids_body,
+    prompt_parts,
+)
 from engines.endpoint.client import checked_url, new_client, secrets_of
 from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
 from engines.endpoint.remedies import find_settings
@@ -30,7 +37,7 @@ from engines.endpoint.replies import (
 )
 from engines.endpoint.retry import RetryPolicy, once
 from engines.endpoint.server import ServerFacts, read_models
-from engines.endpoint.servers import decisive_settings, request_shape
+from engines.endpoint.servers import constraint_form, decisive_settings, request_shape
 from engines.endpoint.traffic import RequestScheduler, traffic_to
 from engines.endpoint.usage import TokenCounter
 from engines.sampling import (
@@ -114,8 +121,7 @@ class OpenAIEngine:
         self._retry = replace(retry, patience_s=patience_s)
         self._on_event = on_event
         self._before_attempt = before_attempt
-        form = settings.structured_output
-        self._form: StructuredForm = "none" if form == "auto" else form
+        self._form: StructuredForm = constraint_form(settings) or "none"
         self._counter = TokenCounter(settings.weights)
         self._accepted = False  # whether the endpoint accepted the last call
         self._client: AsyncOpenAI | None = None
@@ -126,8 +132,11 @@ class OpenAIEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        vllm = self._form == "vllm"
-        return Capabilities(vllm, json_schema=self._form != "none", token_ids=vllm)
+        return Capabilities(
+            structured_output=self._form in REGEX_FORMS,
+            json_schema=self._form != "none",
+            token_ids=self._form == "vllm",
+        )
 
     async def __aenter__(self) -> Self:
         self._client = new_client(
@@ -138,7 +147,7 @@ class OpenAIEngine:
         admission = self._traffic.admission
         admission.before_attempt = self._before_attempt or admission.before_attempt
         try:
-            if self._settings.structured_output == "auto":
+            if constraint_form(self._settings) is None:
                 facts = await self._server()
                 self._form = "none" if facts is None else facts.form
         except BaseException:
@@ -268,7 +277,9 @@ class OpenAIEngine:
         rule, thinking = self._settings.reasoning, self._settings.thinking
         if rule != "auto":
             return rule
-        is_off = self._shape.switches_thinking_off or (self._form == "vllm" and not thinking)
+        is_off = self._shape.switches_thinking_off or (
+            self._form in TEMPLATE_FORMS and not thinking
+        )
         return "reply" if is_off else "drop"
 
     def _log_basis(self, basis: str) -> None:

@@ -13,7 +13,7 @@ Body = dict[str, Any]
 Accepts = Callable[[Body], Awaitable[bool]]
 """Sends a body and returns whether the server took it."""
 
-CONSTRAINTS = frozenset({"structured_outputs", "response_format"})
+CONSTRAINTS = frozenset({"structured_outputs", "response_format", "regex"})
 """Fields that constrain a reply; `structured_output` decides them, not `request`."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _NEW_NAMES = {"seed": "random_seed"}

@@ -6,7 +6,15 @@ from typing import Any
 from base.terminal_escape import inert
 from engines.endpoint.chat import StructuredForm
 
-_OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
+_FORMS: dict[str, StructuredForm] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama.cpp",
+    "openai": "json_schema",
+    "openai-internal": "json_schema",
+    "system": "json_schema",
+}
+"""Form of constraints by the owner that a server gives its models; the first that fits counts."""
 _SHOWN, _LONGEST_SHOWN = 10, 100
 
 
@@ -20,9 +28,7 @@ class ServerFacts:
     @property
     def form(self) -> StructuredForm:
         """The form in which this server takes constraints; "none" for unknown servers."""
-        if "vllm" in self.owners:
-            return "vllm"
-        return "json_schema" if self.owners & _OPENAI_OWNERS else "none"
+        return next((form for owner, form in _FORMS.items() if owner in self.owners), "none")
 
     @property
     def models_shown(self) -> str:

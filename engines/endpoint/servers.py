@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from engines.endpoint.chat import StructuredForm
 from engines.settings import ModelSettings, RequestSettings, ServerName
 
 _LIMIT = {"max_tokens": "max_completion_tokens"}
@@ -29,6 +30,7 @@ class Server:
         models: Pattern of model names that belong to this kind, at these hosts.
         request: How requests differ from OpenAI's.
         thinking_off: Body fields that switch thinking off.
+        form: Form in which it takes constraints; "none" if it has none, or not for all models.
     """
 
     source: str
@@ -36,6 +38,7 @@ class Server:
     models: str = ".*"
     request: RequestSettings = field(default_factory=RequestSettings)
     thinking_off: Mapping[str, Any] = field(default_factory=dict)
+    form: StructuredForm = "none"
 
 
 SERVERS: dict[ServerName, Server] = {
@@ -45,27 +48,32 @@ SERVERS: dict[ServerName, Server] = {
         hosts=("api.openai.com", *_AZURE),
         models=r"(o[134]|gpt-5).*",
         request=RequestSettings(omit=("temperature", "top_p", "stop", "n", "seed"), rename=_LIMIT),
+        form="json_schema",
     ),
     "openai": Server(
         "platform.openai.com/docs/api-reference/chat",
         hosts=("api.openai.com",),
         request=RequestSettings(rename=_LIMIT),
+        form="json_schema",
     ),
     "azure": Server(
         "learn.microsoft.com/azure/ai-foundry/openai/reference",
         hosts=_AZURE,
         request=RequestSettings(rename=_LIMIT),
+        form="json_schema",
     ),
     "mistral": Server(
         "docs.mistral.ai/api",
         hosts=("api.mistral.ai",),
         request=RequestSettings(omit=("n",), rename={"seed": "random_seed"}),
+        form="json_schema",
     ),
     "gemini": Server(
         "ai.google.dev/gemini-api/docs/openai",
         hosts=("generativelanguage.googleapis.com",),
         request=RequestSettings(omit=("seed",)),
         thinking_off=_EFFORT_OFF,
+        form="json_schema",
     ),
     "anthropic": Server(
         "docs.anthropic.com/en/api/openai-sdk",
@@ -89,23 +97,32 @@ SERVERS: dict[ServerName, Server] = {
         request=RequestSettings(omit=("n",)),
         thinking_off={"reasoning": {"effort": "none"}},
     ),
-    "vllm": Server("docs.vllm.ai/en/stable/features/reasoning_outputs", thinking_off=_TEMPLATE_OFF),
-    "sglang": Server("docs.sglang.io/docs/basic_usage", thinking_off=_TEMPLATE_OFF),
+    "vllm": Server(
+        "docs.vllm.ai/en/stable/features/reasoning_outputs",
+        thinking_off=_TEMPLATE_OFF,
+        form="vllm",
+    ),
+    "sglang": Server("docs.sglang.io/docs/basic_usage", thinking_off=_TEMPLATE_OFF, form="sglang"),
     "tgi": Server(
         "huggingface.co/docs/text-generation-inference",
         # It takes only top_p below 1, and no value means 1.
         request=RequestSettings(omit=("n", "top_p")),
+        form="tgi",
     ),
-    "llama.cpp": Server("github.com/ggml-org/llama.cpp tools/server", thinking_off=_TEMPLATE_OFF),
+    "llama.cpp": Server(
+        "github.com/ggml-org/llama.cpp tools/server", thinking_off=_TEMPLATE_OFF, form="llama.cpp"
+    ),
     "ollama": Server(
         "docs.ollama.com/openai",
         request=RequestSettings(omit=("n",)),
         thinking_off=_EFFORT_OFF,
+        form="json_schema",
     ),
     "lm-studio": Server(
         "lmstudio.ai/docs/developer/openai-compat",
         request=RequestSettings(omit=("n",)),
         thinking_off=_EFFORT_OFF,
+        form="json_schema",
     ),
 }
 
@@ -142,6 +159,14 @@ def server_kind(settings: ModelSettings) -> ServerName:
 
 def _known(settings: ModelSettings) -> Server:
     return SERVERS.get(server_kind(settings), Server(""))
+
+
+def constraint_form(settings: ModelSettings) -> StructuredForm | None:
+    """Returns the form of constraints that settings decide; None if the server has to be asked."""
+    if settings.structured_output != "auto":
+        return settings.structured_output
+    kind = server_kind(settings)
+    return None if kind == "auto" else SERVERS[kind].form
 
 
 def request_settings(settings: ModelSettings) -> RequestSettings:

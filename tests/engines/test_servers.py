@@ -133,6 +133,7 @@ def test_the_page_shows_every_known_server_with_its_source() -> None:
         off = json.dumps(server.thinking_off) if server.thinking_off else "–"
         for words in (*server.request.omit, *server.request.rename.values(), *server.hosts, off):
             assert words in row, name
+        assert (f"`{server.form}`" if server.form != "none" else "–") in row.split(" | ")[4], name
 
 
 Rule = Callable[[dict[str, Any]], bool]

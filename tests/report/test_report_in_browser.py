@@ -109,6 +109,20 @@ def test_a_chosen_step_shows_why_it_is_preferred(page: Page) -> None:
 
 
 @pytest.mark.long
+def test_a_step_shows_the_reasoning_before_it(page: Page) -> None:
+    page.evaluate(OPEN_A_FORK)
+    page.locator('#tree-canvas [aria-selected="true"]').focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    reasoning = page.locator("#node details", has_text="Reasoning")
+    expect(reasoning.locator(".words")).to_be_hidden()
+    reasoning.locator("summary").click()
+    expect(reasoning.locator(".words")).to_be_visible()
+    expect(reasoning.locator(".words")).to_have_text(f"I should look closer. {HOSTILE}")
+    expect(page.locator("#node .words").first).not_to_contain_text("look closer")
+
+
+@pytest.mark.long
 def test_filters_and_search_narrow_the_list(page: Page) -> None:
     page.locator("#tree-pairs").select_option("")
     page.locator("#tree-search").fill("currency")

@@ -61,6 +61,7 @@ def test_a_step_shows_its_passages(run: Path, capsys: pytest.CaptureFixture[str]
     told = shown(capsys, run, f"{question}:{node}")
     assert f"step {node}:" in told
     assert title in told
+    assert "I should look closer." in told, "the reasoning before the step is missing"
     assert "is a city" in told or "has the capital" in told, "the text of the passage is missing"
 
 

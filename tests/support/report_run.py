@@ -12,8 +12,9 @@ HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror=
 
 
 def hostile_policy(request: dict[str, Any]) -> str:
-    """Returns the tiny policy's reply with markup in its evidence."""
-    return policy(request).replace("The capital is Paris", f"The capital is Paris {HOSTILE}")
+    """Returns the tiny policy's reply with markup in its evidence and in its reasoning."""
+    reply = policy(request).replace("The capital is Paris", f"The capital is Paris {HOSTILE}")
+    return f"<think>I should look closer. {HOSTILE}</think>{reply}"
 
 
 def a_run_with_report(folder: Path) -> Path:
