@@ -9,6 +9,7 @@ from typing import Any
 from base.errors import ConfigError
 from base.faults import Faults
 from base.plain_json import kind_in_words
+from base.text import composed
 from sources.documents import (
     CONVERTERS,
     ENDINGS,
@@ -118,7 +119,7 @@ def _read(
                 yield place, passage
         return
     for file in document_files(path, passed_over, faults) if path.is_dir() else [path]:
-        name = (Path(path.name) / file.relative_to(path)).as_posix()
+        name = composed((Path(path.name) / file.relative_to(path)).as_posix())
         passages = read_document(file, name, passage_words, faults)
         if not passages:
             passed_over["corpus documents skipped, without text"] += 1

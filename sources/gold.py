@@ -5,7 +5,7 @@ with a supporting title that contain a gold answer as whole words (yes and no do
 passages with that title. Otherwise, the gold documents are unknown. (Titles are ambiguous in
 MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
 
-A title that the corpus does not have exactly may differ from one in case and underscores, or be the
+A title that the corpus does not have exactly may be a `comparable` one, underscores apart, or the
 path or file name of a document that is titled by its heading.
 """
 
@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from base.text import holds_phrase
+from base.text import comparable, holds_phrase
 from sources.documents import ENDINGS
 from storage.records import Passage, Question
 
@@ -71,8 +71,8 @@ def resolve_gold(
 
 
 def title_key(title: str) -> str:
-    """Returns a title without case, underscores and repeated blanks."""
-    return " ".join(title.replace("_", " ").split()).casefold()
+    """Returns the form in which titles are compared; underscores are blanks."""
+    return comparable(title.replace("_", " "))
 
 
 def _similar(titles: Iterable[str], passages: Iterable[Passage]) -> Mapping[str, Sequence[Passage]]:
