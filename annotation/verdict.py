@@ -62,7 +62,7 @@ def read_score(text: str, finish_reason: FinishReason) -> float:
     if finish_reason != "stop":
         # "So the score is 0" may be the beginning of 0.85; a closed JSON object is whole.
         raise JudgeError("the reply may be incomplete (unknown finish reason)")
-    return _in_range(_sentence_score(reply))
+    return _in_range(_sentence_score(reply.rstrip("*_`")))
 
 
 def _fenced(reply: str) -> str | None:

@@ -1,6 +1,6 @@
 """Reads the stored replies of an earlier run again, with the present reader and rules."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from engines.endpoint.replies import ReasoningRule, read_again
@@ -16,13 +16,11 @@ class RereadingEngine:
     Attributes:
         earlier: Open ledger of the earlier run.
         earlier_digest: Digest under which it has the model's calls.
-        rule: How a reply is told from its reasoning.
     """
 
     engine: Engine
     earlier: Ledger
     earlier_digest: str
-    rule: ReasoningRule
 
     @property
     def model(self) -> str:
@@ -47,7 +45,15 @@ class RereadingEngine:
         call = self.earlier.get_for_question(request.identity.question_id, key)
         if call is None:
             return await self.engine.sample(request)
-        return read_again(completion_of(call), self.rule)
+        stored = completion_of(call)
+        if request.tokens or request.prefix:  # such replies are not told from reasoning
+            return replace(stored, attempts=0)
+        return read_again(stored, self._rule)
+
+    @property
+    def _rule(self) -> ReasoningRule:
+        rule: ReasoningRule = getattr(self.engine, "reasoning_rule", "drop")
+        return rule
 
     async def __aenter__(self) -> Self:
         await self.engine.__aenter__()

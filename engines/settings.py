@@ -1,5 +1,6 @@
 """Settings of the `policy:` and `judge:` blocks."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -91,6 +92,10 @@ ServerName = Literal[
     "lm-studio",
 ]
 """Servers whose form of requests is known (`engines.endpoint.servers`)."""
+_FIELDS = frozenset({"temperature", "top_p", "max_tokens", "seed", "n", "stop"})
+"""Fields of every request, besides model and messages."""
+_SIGNATURES = frozenset({"sig", "code"})
+"""Parameters of addresses that grant access, at Azure."""
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 
@@ -114,17 +119,34 @@ class RequestSettings(Settings):
     query: dict[str, str] = Field(default_factory=dict)
     merge_system: bool = False
 
-    @field_validator("omit", "rename")
+    @field_validator("omit", "rename", "extra")
     @classmethod
     def _reject_needed(cls, fields: Any) -> Any:
         if needed := sorted({"model", "messages"} & set(fields)):
             raise ValueError(f"{', '.join(needed)}: every server needs it; leave it out")
         return fields
 
+    @field_validator("rename")
+    @classmethod
+    def _reject_taken(cls, names: dict[str, str]) -> dict[str, str]:
+        for name, new_name in names.items():
+            if {name, new_name} <= _FIELDS or new_name in ("model", "messages"):
+                raise ValueError(f"{new_name}: is the name of another field of the request")
+        return names
+
+    @field_validator("extra")
+    @classmethod
+    def _reject_infinite(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(fields, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"JSON cannot have such a value ({error})") from error
+        return fields
+
     @field_validator("extra", "query")
     @classmethod
     def _reject_secrets(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if secret := sorted(_secrets_in(values)):
+        if secret := sorted(set(_secrets_in(values))):
             raise ValueError(
                 f"{', '.join(secret)}: looks like a secret, which would be written to the run. Put "
                 "it into an environment variable, and name that in headers_env"
@@ -141,13 +163,18 @@ class RequestSettings(Settings):
         return headers
 
 
-def _secrets_in(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the names of settings whose name or value is that of a secret."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _secrets_in(value)
-        elif names_secret(name) or (isinstance(value, str) and looks_like_key(value)):
-            yield name
+def _secrets_in(values: Any, name: str = "") -> Iterator[str]:
+    """Yields the names of settings whose name or value is that of a secret, at any depth."""
+    if isinstance(values, Mapping):
+        for inner_name, value in values.items():
+            yield from _secrets_in(value, name if names_secret(name) else str(inner_name))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _secrets_in(value, name)
+    elif isinstance(values, str) and (
+        names_secret(name) or name in _SIGNATURES or looks_like_key(values)
+    ):
+        yield name
 
 
 def _check_variable(name: str) -> None:

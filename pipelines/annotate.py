@@ -41,7 +41,7 @@ from runs.inputs import (
 )
 from runs.preflight import log_notes, require, servers, weights
 from runs.progress import Progress
-from runs.recipe import Recipe
+from runs.recipe import Recipe, identity
 from runs.stage import LIMIT_REACHED, Gate, StageContext, StageResult, failure_code
 from sources.load import Data
 from storage.parts import question_ids, read_parts
@@ -60,6 +60,8 @@ def annotate(
 ) -> StageResult:
     """Runs the stage (see module)."""
     recipe = context.limited_recipe
+    if replay and reread is not None:
+        raise ConfigError("--reread makes a new run, which has no calls to --replay: drop one")
     earlier = None if reread is None else _earlier_run(context, reread)
     replayed = noted_model_digests(existing_run(context.run)) if replay else None
     data = _check(context, recipe, replayed)
@@ -87,9 +89,29 @@ def annotate(
 
 
 def _earlier_run(context: StageContext, folder: Path) -> Run:
+    """Returns the run whose replies are read again.
+
+    Raises:
+        ConfigError: If it is this run, or its models differ in more than `reasoning`.
+    """
     if folder.resolve() == context.run.resolve():
         raise ConfigError("--reread: names this run; give a new --run folder")
-    return existing_run(folder)
+    run = existing_run(folder)
+    before, now = (_models(recipe) for recipe in (run.recipe, context.recipe))
+    for role in now.keys() & before.keys():
+        changed = [name for name, value in now[role].items() if value != before[role].get(name)]
+        if changed:
+            raise ConfigError(
+                f"--reread: {role}.{changed[0]} is not that of {folder}, so its replies are not "
+                f"those of this {role}; only `reasoning` may differ"
+            )
+    return run
+
+
+def _models(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Returns the settings of each model that decide its replies, but not how they are read."""
+    models = recipe.annotating_models.items()
+    return {role: identity(model) | {"reasoning": "auto"} for role, model in models}
 
 
 def _check(context: StageContext, recipe: Recipe, replayed: Replayed) -> Data:
@@ -161,7 +183,9 @@ async def _grow(
         return StageResult(totals, LIMIT_REACHED)
     counts = totals["counts"].items()
     failed = Counter({k.partition(": ")[2]: n for k, n in counts if k.startswith(FAILED)})
-    return StageResult(totals, failure_code(context, failed, progress.total, "questions failed"))
+    messages = read_parts(run.folder, "failures", ["detail"])["detail"].to_pylist()
+    code = failure_code(context, failed, progress.total, "questions failed", messages)
+    return StageResult(totals, code)
 
 
 def _log_totals(

@@ -60,8 +60,10 @@ def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     folder: Check = ("run", partial(check_run_folder, run))
     cache: Check = ("cache", check_cache_not_shared)
     base = start_files("training.warm_start.base", recipe, recipe.training.warm_start.base)
-    needs = (data_files(recipe), weights(recipe), base, servers(recipe, draw=True))
-    yield from failed_checks(chain([folder, cache], *needs, evaluated(recipe, run)))
+    yield from failed_checks(chain([folder, cache], data_files(recipe), weights(recipe), base))
+    at_servers = list(failed_checks(servers(recipe, draw=True)))
+    yield from at_servers
+    yield from failed_checks(evaluated(recipe, run, policy_works=not at_servers))
 
 
 def _plain(value: object) -> str:

@@ -183,14 +183,16 @@ def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
         kinds = Counter(failure.kind for failure in answered.failures)
         questions = len(answered.failures) + len(answered.predictions)
         what = f"questions failed under {policy} and count as wrong"
-        code = failure_code(context, kinds, questions, what) or code
+        messages = [failure.detail for failure in answered.failures]
+        code = failure_code(context, kinds, questions, what, messages) or code
     rows = [row for answered in done.values() for row in answered.predictions]
     judged = [row for row in rows if row.em is not None]
     unread = sum(row.judge is None for row in judged) if context.recipe.evaluation.judge else 0
     if unread > context.recipe.limits.max_failed_share * len(judged):
         context.log(
-            f"judge: {unread} of {len(judged)} answers lack a readable verdict. Raise "
-            "judge.max_new_tokens, or use a larger judge"
+            f"judge: {unread} of {len(judged)} answers lack a readable verdict; its replies: "
+            "`branchwise inspect \"select text, finish_reason from calls where role = 'judge'\"`. "
+            "Use a larger judge; if its replies are cut, raise judge.max_new_tokens"
         )
         code = TOO_MANY_FAILURES
     return code

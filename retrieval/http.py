@@ -8,6 +8,7 @@ quotes, a line break, and the text.
 import asyncio
 import hashlib
 import json
+import math
 import random
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,11 +68,12 @@ class HttpRetriever:
         body = {"queries": [query], "topk": top_k, "return_scores": True}
         reply = await self._post(json.dumps(body).encode())
         try:
-            passages = [_passage(hit) for hit in reply["result"][0]]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            passages = _passages(reply)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RetrievalError(
                 f"{self._url} does not follow Search-R1's /retrieve protocol ({error!r}): "
-                'expected {"result": [[{"document": {"contents"}, "score"}]]}'
+                'expected {"result": [[{"document": {"contents"}, "score"}]]}, but got '
+                f"{_shown(json.dumps(reply))}"
             ) from error
         return sorted(passages, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
@@ -129,22 +131,48 @@ def _shown(text: str) -> str:
     return one_line(text[:200])
 
 
-def _passage(hit: dict[str, Any]) -> RetrievedPassage:
+def _passages(reply: Any) -> list[RetrievedPassage]:
+    """Returns the hits of a reply, each passage once; hits without scores keep their order.
+
+    Raises:
+        LookupError, TypeError, ValueError, OverflowError: If the reply has another shape.
+    """
+    hits = reply["result"]
+    if not isinstance(hits, list):
+        raise TypeError("result is not a list")
+    if hits and isinstance(hits[0], list):
+        (hits,) = hits
+    passages: dict[str, RetrievedPassage] = {}
+    for place, hit in enumerate(hits):
+        passage = _passage(hit, place)
+        passages.setdefault(passage.id, passage)
+    return list(passages.values())
+
+
+def _passage(hit: dict[str, Any], place: int) -> RetrievedPassage:
     """Returns a hit as a passage.
 
     Search-R1's own BM25 server and its copies send no id: then it is a hash of the content. Some
-    send `title` and `text` beside `contents`, or instead of it.
+    send `title` and `text` beside `contents` or instead of it, or a document without a score.
     """
-    document = hit["document"]
-    if "contents" not in document:
-        title, text = "", document["text"]
-    else:
-        title, text = split_contents(document["contents"])
-        text = text or document.get("text") or ""
-    title = title or document.get("title") or ""
+    document = hit.get("document", hit)
+    if not {"text", "contents", "content"} & document.keys():
+        raise KeyError("contents")
+    title, text, contents = (document.get(name) or "" for name in ("title", "text", "contents"))
+    contents = contents or document.get("content") or ""
+    first_line, rest = split_contents(contents)
+    if not title or title == first_line:
+        title, contents = title or first_line, rest
+    text = text or contents
+    if not (isinstance(title, str) and isinstance(text, str)):
+        raise TypeError("title and text must be text")
+    reported = hit.get("score")
+    score = float(-place if reported is None else reported)
+    if not math.isfinite(score):
+        raise ValueError(f"the score {score} is not a number")
     names = (document.get(name) for name in ("id", "_id", "docid"))
     name = next((name for name in names if name is not None), digest_of(title, text))
-    return RetrievedPassage(id=str(name), title=title, text=text, score=float(hit["score"]))
+    return RetrievedPassage(id=str(name), title=title, text=text, score=score)
 
 
 def split_contents(contents: str) -> tuple[str, str]:

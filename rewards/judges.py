@@ -11,7 +11,6 @@ R1-Searcher section 3.1 (LLM-as-judge: also sees the question; True or False). T
 prompts is ours.
 """
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,10 +22,8 @@ from agent.state import State
 from agent.tags import fenced, inert
 from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure
 from engines.settings import JudgeSettings
+from rewards.one_word import read_word
 from storage.records import Message, Question
-
-_ONLY_WORD = re.compile(r"[\W_]*([^\W_]+)[\W_]*")
-"""One word, perhaps decorated: `**Yes**`, "yes.", 'no'."""
 
 
 async def ask_for_word(
@@ -52,10 +49,7 @@ async def ask_for_word(
         Structure("regex", "|".join(words)) if can else None,
     )
     reply = await engine.sample(request)
-    first, second = (word.lower() for word in words)
-    # A reply that was cut may be the start of a longer one.
-    word = None if reply.finish_reason == "length" else _ONLY_WORD.fullmatch(reply.text)
-    return {first: True, second: False}.get(word[1].lower()) if word else None
+    return read_word(reply.text, reply.finish_reason, words)
 
 
 async def judge_evidence(

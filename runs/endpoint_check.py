@@ -149,7 +149,8 @@ async def check_call(engine: Engine, ask: Ask, block: str) -> None:
     request, completion = recording.request, recording.completion
     if request is None or completion is None or request.structure is None:
         return
-    if completion.finish_reason == "stop" and not _fits(request.structure, completion.text):
+    is_whole = completion.finish_reason not in ("length", "content_filter")
+    if is_whole and not _fits(request.structure, completion.text):
         raise EndpointError(
             f"the server ignores constraints: it replied {completion.text[:80]!r} where only a "
             f"reply of the required form is possible. Set {block}.structured_output to the form "
@@ -160,7 +161,12 @@ async def check_call(engine: Engine, ask: Ask, block: str) -> None:
 async def _advice(engine: Engine, request: SampleRequest | None, block: str) -> str:
     if request is None or request.tokens or not isinstance(engine, OpenAIEngine):
         return "See docs/endpoints.md for the settings of known servers"
-    settings = await engine.advise(request)
+    try:
+        settings = await engine.advise(request)
+    except EndpointError as error:
+        return f"The settings that it accepts could not be found: {error}"
+    if settings == {}:
+        return "It accepted the same request a moment later; run `branchwise doctor` again"
     if settings is None:
         return (
             "It refuses every form of this request that was tried. Try another model, or set "

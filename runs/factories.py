@@ -104,8 +104,7 @@ async def open_engine(
     """
     engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, log)
     if reread is not None:
-        rule = "drop" if model.reasoning == "auto" else model.reasoning
-        engine = RereadingEngine(engine, *reread, rule)
+        engine = RereadingEngine(engine, *reread)
     price = model.price_per_million
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
         _note_capabilities(model, ledgered, ledger)
@@ -142,16 +141,16 @@ def _note_capabilities(model: ModelSettings, engine: Engine, ledger: Ledger) -> 
     before = Capabilities(**json.loads(stored))
     if before != engine.capabilities and model.structured_output == "auto":
         raise ConfigError(
-            f"{model.model}: its endpoint now takes constraints as {_form(engine.capabilities)}, "
-            f"but this run's calls were made with structured_output {_form(before)}. Restore the "
-            "server, or set structured_output of this model explicitly"
+            f"{model.model}: its endpoint now takes {_form(engine.capabilities)}, but took "
+            f"{_form(before)} in this run's calls. Restore the server, or set structured_output of "
+            "this model explicitly"
         )
 
 
 def _form(capabilities: Capabilities) -> str:
     if capabilities.structured_output:
-        return "vllm"
-    return "json_schema" if capabilities.json_schema else "none"
+        return "constraints by regular expressions"
+    return "constraints by JSON schemas" if capabilities.json_schema else "no constraints"
 
 
 def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:

@@ -41,7 +41,7 @@ from weights.policy_gguf import check_embedded
 Check = tuple[str, Callable[[], object]]
 
 CHECK_TIMEOUT_S = 30.0
-"""Longest wait for the answer to a check."""
+"""Longest wait for a check that asks for no reply of a model."""
 
 
 def require(checks: Iterable[Check]) -> None:
@@ -87,14 +87,20 @@ def _check_exists(path: str, setting: str) -> None:
     faults.raise_any()
 
 
-def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
+def evaluated(recipe: Recipe, run: Path, *, policy_works: bool = True) -> Iterator[Check]:
     """Yields checks of the models that an evaluation calls, by setting.
 
     An endpoint gets the first call of each. Models that the run will train need not exist yet.
+
+    Args:
+        recipe: Recipe to check.
+        run: Run folder.
+        policy_works: Whether the recipe's policy passed its own check. If not, it is not checked
+            again at the temperature of the evaluation.
     """
     models = recipe.evaluated_models(run.name)
     calls = {
-        f"evaluation.policies.{name}": policy_call(
+        f"evaluation.policies.{name}" if recipe.evaluation.policies else "policy": policy_call(
             policy, sampling_for(policy.policy, policy.evaluation.temperature)
         )
         for name, policy in recipe.policy_recipes(run.name).items()
@@ -104,8 +110,10 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
         calls[JUDGE] = answer_judge_call(recipe.answer_judge, recipe.evaluation.judge.prompt)
     to_train = model_folder(run, "")
     for setting, model in models.items():
-        if model == recipe.policy:  # `servers` and `weights` check it
-            continue
+        temperature = recipe.evaluation.temperature
+        is_checked = temperature == model.temperature or not policy_works
+        if model == recipe.policy and is_checked:
+            continue  # by `servers` and `weights`
         trained = Path(model.model).is_relative_to(to_train)
         if model.engine == "openai" or (model.base_url is not None and not trained):
             sampling = sampling_for(model, recipe.evaluation.temperature)
@@ -268,12 +276,14 @@ def _check_endpoint(
     from engines.endpoint.openai import OpenAIEngine
     from engines.endpoint.servers import server_kind
 
-    timeout_s = min(recipe.limits.timeout_s, CHECK_TIMEOUT_S)
+    # Vendors list models that reject some settings.
+    draw = draw or server_kind(model) != "auto"
+    # A whole reply may take as long as in the run.
+    timeout_s = recipe.limits.timeout_s
+    timeout_s = timeout_s if draw else min(timeout_s, CHECK_TIMEOUT_S)
     hurried = recipe.limits.model_copy(
         update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
     )
-    # Vendors list models that reject some settings.
-    draw = draw or server_kind(model) != "auto"
 
     async def check() -> None:
         # A vLLM engine checks its endpoint when it is entered.

@@ -117,13 +117,15 @@ JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
 
 ENDPOINT = {
-    *("base_url", "api_key_env", "price_per_million", "server_args", "structured_output"),
-    "weights",
+    *("base_url", "api_key_env", "price_per_million", "request", "server", "server_args"),
+    *("structured_output", "weights"),
 }
 """Settings that a policy or rater at another endpoint does not inherit, such as the key."""
 
 HOSTED_MODEL = {"price_per_million", "weights"}
 """Settings that another model of the same hosted endpoint does not inherit."""
+
+_USUAL = ModelSettings()
 
 
 def identity_settings(recipe: "Recipe") -> dict[str, Any]:
@@ -147,7 +149,9 @@ def identity(model: ModelSettings) -> dict[str, Any]:
     passing = {"price_per_million", "api_key_env"}
     if model.engine == "vllm":
         passing.add("base_url")
-    return model.model_dump(mode="json") | ModelSettings().model_dump(mode="json", include=passing)
+    settings = model.model_dump(mode="json")
+    settings["request"]["headers_env"] = {}  # names of variables with keys
+    return settings | ModelSettings().model_dump(mode="json", include=passing)
 
 
 class LimitSettings(Settings):
@@ -395,9 +399,9 @@ def _with_settings(model: M, settings: Mapping[str, Any]) -> M:
     named = settings.keys() & {"engine", "base_url", "model"}
     differing = {name for name in named if settings[name] != getattr(model, name)}
     if differing - {"model"}:
-        model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
+        model = _updated(model, {name: getattr(_USUAL, name) for name in ENDPOINT})
     elif differing and model.engine == "openai":
-        model = _updated(model, ModelSettings().model_dump(include=HOSTED_MODEL))
+        model = _updated(model, {name: getattr(_USUAL, name) for name in HOSTED_MODEL})
     return _updated(model, settings)
 
 

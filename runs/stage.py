@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from base.errors import BudgetExceeded, ConfigError
+from base.terminal_escape import inert
 from base.text import Log
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
 from runs.terminal import Terminal
@@ -87,15 +88,24 @@ def listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
 
 
-def failure_code(context: StageContext, failed: Counter[str], total: int, what: str) -> int:
+def failure_code(
+    context: StageContext,
+    failed: Counter[str],
+    total: int,
+    what: str,
+    messages: Iterable[str] = (),
+) -> int:
     """Logs failures by kind; returns exit code 4 if there are too many, else 0.
 
     Args:
         total: Number of attempts.
         what: What failed, and how, such as "questions failed".
+        messages: Messages of the failures; the most frequent one is shown.
     """
     if failed:
         context.log(f"{failed.total()} of {total} {what}: {listed(failed)}")
+    for message, _ in Counter(messages).most_common(1):
+        context.log(f"such as: {inert(message)} (`branchwise doctor` checks the endpoints)")
     if failed.total() > context.recipe.limits.max_failed_share * max(total, 1):
         context.log("that is more than limits.max_failed_share; see `make inspect`")
         return TOO_MANY_FAILURES

@@ -51,6 +51,12 @@ def check_adapter(adapter: Path) -> None:
         ConfigError: If the adapter is damaged, too large or not the recorded one.
     """
     config = adapter_config(adapter)
+    if str(config.get("init_lora_weights")).startswith("pissa_niter"):
+        raise ConfigError(
+            f"{adapter / ADAPTER_CONFIG}: `init_lora_weights` is {config['init_lora_weights']!r}, "
+            "whose start is random, so it cannot be merged. Save it with PEFT's "
+            "`path_initial_model_for_weight_conversion`"
+        )
     _check_recorded_hash(adapter)
     ranks = {config.get("r"), *(config.get("rank_pattern") or {}).values()}
     for name, shape in tensor_shapes(adapter / WEIGHTS).items():

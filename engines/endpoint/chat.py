@@ -17,7 +17,7 @@ TEMPLATE_FORMS = frozenset({"vllm", "sglang", "llama.cpp"})
 
 
 def chat_body(
-    request: SampleRequest, *, model: str, seed: int, form: StructuredForm, thinking: bool = False
+    request: SampleRequest, *, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
     """Returns the JSON body of `POST /chat/completions` for one draw.
 
@@ -25,11 +25,9 @@ def chat_body(
         request: The request.
         model: Name of the model.
         seed: Random seed of the draw.
-        form: Format of constraints.
-        thinking: Whether the model may think before it replies.
+        form: Form of constraints.
     """
-    body = {"messages": _turns(request), **_sampling_fields(request, model, seed, form)}
-    return body | _template_fields(thinking) if form in TEMPLATE_FORMS else body
+    return {"messages": _turns(request), **_sampling_fields(request, model, seed, form)}
 
 
 def ids_body(
@@ -51,7 +49,8 @@ def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tu
         turns.append({"role": "assistant", "content": replace_surrogates(first)})
         how = {"add_generation_prompt": False, "continue_final_message": True}
     bare = {"model": model, "add_special_tokens": False}
-    rendered = {"messages": turns} | bare | how | _template_fields(thinking=False)
+    rendered = {"messages": turns} | bare | how
+    rendered["chat_template_kwargs"] = template_values(thinking=False)
     encoded: list[dict[str, Any] | tuple[int, ...]] = [rendered]
     for part in parts:
         encoded.append(
@@ -62,11 +61,6 @@ def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tu
 
 def _turns(request: SampleRequest) -> list[dict[str, str]]:
     return [{"role": m.role, "content": replace_surrogates(m.content)} for m in request.messages]
-
-
-def _template_fields(thinking: bool) -> dict[str, Any]:
-    """Returns the field that makes a server render the prompt as trainings do."""
-    return {"chat_template_kwargs": template_values(thinking=thinking)}
 
 
 def _sampling_fields(

@@ -1,6 +1,7 @@
 """The `openai` package's client, restricted to our address and our key, without retries."""
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from base.errors import ConfigError
@@ -12,6 +13,9 @@ from engines.settings import ModelSettings, RequestSettings
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+_KEY_HEADERS = frozenset({"api-key", "x-api-key", "x-goog-api-key", "ocp-apim-subscription-key"})
+"""Headers that carry the key instead of `Authorization`."""
+_SHORTEST_SECRET = 8
 _PLATFORM_HEADERS = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version")
 
 
@@ -31,7 +35,7 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
     headers = _own_headers(request)
     # More connections than calls: waiting for a connection would use up the call's time limit.
     http = HttpClient(url, connections=2 * concurrency)
-    transport = Transport(http, with_key=not any(map(names_secret, headers)))
+    transport = Transport(http, with_key=_sends_key(headers))
     return openai.AsyncOpenAI(
         # Not None: the package would then send OPENAI_API_KEY to any endpoint.
         api_key=key_in(settings.api_key_env) or "none",
@@ -42,6 +46,16 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
         http_client=httpx2.AsyncClient(transport=transport, timeout=timeout_s),
         default_headers=_without_platform() | headers,
     )
+
+
+def _sends_key(headers: Iterable[str]) -> bool:
+    """Returns whether `Authorization` is sent, with the key or as one of our headers.
+
+    Azure and others take the key in a header of their own, and the variable of the other key may be
+    another vendor's. Headers of gateways, such as `cf-aig-authorization`, come in addition.
+    """
+    names = {name.lower() for name in headers}
+    return "authorization" in names or not names & _KEY_HEADERS
 
 
 def _own_headers(request: RequestSettings) -> dict[str, Any]:
@@ -61,9 +75,24 @@ def _own_headers(request: RequestSettings) -> dict[str, Any]:
 
 
 def secrets_of(settings: ModelSettings) -> tuple[str, ...]:
-    """Returns the key and the values of all headers, which no message may repeat."""
-    variables = (settings.api_key_env, *request_settings(settings).headers_env.values())
-    return tuple(secret for secret in map(key_in, variables) if secret)
+    """Returns the key and the values of headers, which no message may repeat.
+
+    A short value of a header without a secret's name, such as a team, is no secret.
+    """
+    headers = request_settings(settings).headers_env
+    secrets = [key_in(settings.api_key_env)]
+    for header, variable in headers.items():
+        value = key_in(variable)
+        if value and (names_secret(header) or len(value) >= _SHORTEST_SECRET):
+            secrets.append(value)
+    return tuple(secret for secret in secrets if secret)
+
+
+def key_variables(settings: ModelSettings) -> str:
+    """Returns the names of the variables whose values are sent as keys, for a message."""
+    headers = request_settings(settings).headers_env
+    variables = [settings.api_key_env] if _sends_key(headers) else []
+    return ", ".join((*variables, *(v for h, v in headers.items() if names_secret(h))))
 
 
 def key_in(variable: str) -> str | None:

@@ -7,6 +7,7 @@ import re
 import ssl
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -23,10 +24,22 @@ _TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _OVERLOAD_STATUS = frozenset({429, 503, 529})
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _REDIRECT_REMEDY = "To send prompts and key there, set base_url to that address"
-_REASONS = ("error", "message", "msg", "detail", "details", "errors", "error_description", "reason")
-"""Names of the fields that hold the reason of an error, the most telling first."""
+_REASONS = (
+    *("error", "message", "msg", "error_description", "detail", "details", "errors", "reason"),
+    *("metadata", "raw"),  # OpenRouter: what the provider said
+)
+"""Names of the fields that hold the reason of an error, in the order of the message."""
 _DEEPEST = 6
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_WRONG_KEY = re.compile(r"api.?key\b.{0,20}\b(not valid|invalid|expired)", re.IGNORECASE)
+_NO_CREDIT = re.compile(
+    r"\bcredit balance\b|\binsufficient (balance|credits?|funds)\b", re.IGNORECASE
+)
+_FIELD_NAMED = re.compile(
+    r"\b(temperature|top_p|max_tokens|seed|response_format|structured_outputs|reasoning_effort"
+    r"|chat_template_kwargs)\b"
+)
+"""Fields by which a refusal of a request is told from that of a key or a path."""
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 
@@ -51,7 +64,6 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
 
     Pass the whole text: a truncated key would not be found.
     """
-    text = text[:_LONGEST_LOOKED_AT]
     for secret in secrets:
         text = re.sub(_key_pattern(secret), "[key]", text)
     text = _USER_IN_URL.sub("[user]@", text)
@@ -74,15 +86,17 @@ def to_endpoint_error(
     """Returns `fault` as an `EndpointError`, or as a `TransientError` around one.
 
     A refused connection, a redirect, 401 and an exhausted account are fatal; 403 is a
-    `ForbiddenError`. The message for 401 omits the server's text, because servers often repeat the
-    key there.
+    `ForbiddenError`. The message for 401 omits a text about the key, because servers often repeat
+    it there.
     """
     import openai
 
     if isinstance(fault, openai.APIStatusError):
         reason = reason_in(fault.response.content) or str(fault)
         pause_s = _requested_pause_s(fault)
-        return _status_in_words(fault.status_code, reason, url, secrets, key_env, pause_s)
+        has_credit = "insufficient_quota" not in (fault.code, fault.type)
+        status = fault.status_code if has_credit else 402
+        return _status_in_words(status, reason, url, secrets, key_env, pause_s)
     if isinstance(fault, ErrorInReply):
         return _status_in_words(fault.status, fault.reason, url, secrets, key_env)
     if isinstance(fault, Redirected):
@@ -100,22 +114,40 @@ def to_endpoint_error(
         name = "" if isinstance(fault, UnreadableReply) else f"{type(fault).__name__}: "
         detail = redacted(f"{name}{fault}", secrets)
         text = f"{url} sent an unreadable reply ({detail})"
+        if not url.endswith("/v1"):
+            text += "; check base_url, which usually ends in /v1"
     return TransientError(EndpointError(text))
 
 
 def reason_in(body: bytes) -> str:
     """Returns the reason in the body of an error, whatever its shape; "" if there is none."""
-    text = body[:_LONGEST_LOOKED_AT].decode("utf-8", "replace").strip()
     try:
         return _reason(json.loads(body))
     except (ValueError, RecursionError):
+        text = _beginning(body).decode("utf-8", "replace").strip()
         return " ".join(_MARKUP.sub(" ", text).split()) if text.startswith("<") else text
+
+
+def _reason_in_text(text: str, depth: int) -> str:
+    """Returns the reason in a text, which may be JSON (of a gateway's provider)."""
+    if depth <= _DEEPEST and text.lstrip()[:1] == "{":
+        with suppress(ValueError, RecursionError):
+            return _reason(json.loads(text), depth + 1)
+    return text
+
+
+def _beginning(body: bytes) -> bytes:
+    """Returns the beginning of a body, up to a blank, so that no key in it is truncated."""
+    if len(body) <= _LONGEST_LOOKED_AT:
+        return body
+    words = body[:_LONGEST_LOOKED_AT].rsplit(None, 1)
+    return words[0] if len(words) > 1 else b""
 
 
 def _reason(value: Any, depth: int = 0) -> str:
     """Returns the reason in a part of an error; "" if there is none."""
     if isinstance(value, str):
-        return value
+        return _reason_in_text(value, depth)
     if depth > _DEEPEST:
         return ""
     if isinstance(value, list):
@@ -124,7 +156,10 @@ def _reason(value: Any, depth: int = 0) -> str:
     if not isinstance(value, dict):
         return ""
     lower = {str(name).lower(): part for name, part in value.items()}
-    reason = next((r for n in _REASONS if (r := _reason(lower.get(n), depth + 1))), "")
+    parts = [_reason(lower.get(name), depth + 1) for name in _REASONS]
+    if not any(parts):
+        parts = [_reason(part, depth + 1) for part in value.values()]
+    reason = ": ".join(dict.fromkeys(filter(None, parts)))
     where = lower.get("loc") or lower.get("param")
     place = ".".join(map(str, where)) if isinstance(where, list) else where
     return f"{place}: {reason}" if reason and isinstance(place, str) and place else reason
@@ -163,16 +198,24 @@ def _status_in_words(
     pause_s: float | None = None,
 ) -> Exception:
     """Returns the error for a status, of the reply or of an error inside it."""
+    detail = redacted(reason, secrets)
+    if status == 400 and _WRONG_KEY.search(reason):
+        status = 401
+    if status == 400 and _NO_CREDIT.search(reason):
+        status = 402
+    is_refusal = status in (400, 415, 422)
+    is_refusal |= status in (403, 404) and _FIELD_NAMED.search(reason) is not None
+    error = EndpointError(f"{url} answered {status}: {detail}", fatal=status == 404)
     if status == 401:
         state = f"the key in {key_env} is not valid" if secrets else f"{key_env} is not set"
-        return EndpointError(f"{url} answered 401: {state} for this endpoint", fatal=True)
-    detail = redacted(reason, secrets)
-    if status == 403:
-        return ForbiddenError(url, key_env, detail)
-    if status == 402 or "insufficient_quota" in reason:
-        return EndpointError(f"{url} answered {status}: no credit left ({detail})", fatal=True)
-    is_refusal = status in (400, 422)
-    error = (RefusedRequest if is_refusal else EndpointError)(f"{url} answered {status}: {detail}")
+        said = "" if "key" in detail.lower() else f" ({detail})"
+        error = EndpointError(f"{url} answered 401: {state} for this endpoint{said}", fatal=True)
+    elif status == 402:
+        error = EndpointError(f"{url} refuses: no credit left ({detail})", fatal=True)
+    elif is_refusal:
+        error = RefusedRequest(f"{url} answered {status}: {detail}")
+    elif status == 403:
+        error = ForbiddenError(url, key_env, detail)
     if status not in _TRANSIENT_STATUS and status < 500:
         return error
     kind: FaultKind = "overload" if status in _OVERLOAD_STATUS else "trouble"

@@ -23,10 +23,11 @@ from engines.endpoint.chat import (
     ids_body,
     prompt_parts,
 )
-from engines.endpoint.client import checked_url, new_client, secrets_of
-from engines.endpoint.endpoint_errors import ForbiddenError, to_endpoint_error
+from engines.endpoint.client import checked_url, key_variables, new_client, secrets_of
+from engines.endpoint.endpoint_errors import ForbiddenError, RefusedRequest, to_endpoint_error
 from engines.endpoint.remedies import find_settings
 from engines.endpoint.replies import (
+    ErrorInReply,
     ReasoningRule,
     UnreadableReply,
     is_ids,
@@ -37,7 +38,13 @@ from engines.endpoint.replies import (
 )
 from engines.endpoint.retry import RetryPolicy, once
 from engines.endpoint.server import ServerFacts, read_models
-from engines.endpoint.servers import constraint_form, decisive_settings, request_shape
+from engines.endpoint.servers import (
+    combined,
+    constraint_form,
+    decisive_settings,
+    request_shape,
+    server_kind,
+)
 from engines.endpoint.traffic import RequestScheduler, traffic_to
 from engines.endpoint.usage import TokenCounter
 from engines.sampling import (
@@ -49,15 +56,14 @@ from engines.sampling import (
     call_key,
     derived_seed,
 )
-from engines.settings import ModelSettings
+from engines.settings import ModelSettings, RequestSettings
 from storage.records import Message
+from weights.chat_template import template_values
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _PREFLIGHT_TIMEOUT_S = 30.0
-_NO_SUCH_PATH = frozenset({403, 404, 405, 422})
-"""Statuses of a server without a path, or with a key that may not use it."""
 
 
 def check_request(settings: ModelSettings) -> SampleRequest:
@@ -122,6 +128,7 @@ class OpenAIEngine:
         self._on_event = on_event
         self._before_attempt = before_attempt
         self._form: StructuredForm = constraint_form(settings) or "none"
+        self._passes_template_values = False
         self._counter = TokenCounter(settings.weights)
         self._accepted = False  # whether the endpoint accepted the last call
         self._client: AsyncOpenAI | None = None
@@ -147,9 +154,12 @@ class OpenAIEngine:
         admission = self._traffic.admission
         admission.before_attempt = self._before_attempt or admission.before_attempt
         try:
-            if constraint_form(self._settings) is None:
+            detected: StructuredForm = "none"
+            if server_kind(self._settings) == "auto" and self._form not in TEMPLATE_FORMS:
                 facts = await self._server()
-                self._form = "none" if facts is None else facts.form
+                detected = "none" if facts is None else facts.form
+            self._form = constraint_form(self._settings) or detected
+            self._passes_template_values = bool({self._form, detected} & TEMPLATE_FORMS)
         except BaseException:
             await self.__aexit__()
             raise
@@ -178,14 +188,26 @@ class OpenAIEngine:
         See `engines.endpoint.remedies.find_settings`.
         """
 
+        if self._traffic is None:
+            raise self._is_closed()
+        traffic = self._traffic
+
+        async def attempt(body: dict[str, Any]) -> Completion:
+            reply = await self._with_timeout(self._posted("/chat/completions", body))
+            return self._read(reply, request, 0.0)
+
         async def accepts(body: dict[str, Any]) -> bool:
             try:
-                await once(partial(self._with_timeout, self._posted("/chat/completions", body)))
-            except EndpointError:
+                await traffic.send(partial(attempt, body))
+            except RefusedRequest:
                 return False
             return True
 
-        return await find_settings(accepts, self._body(request))
+        settings = await find_settings(accepts, self._body(request))
+        if settings and "request" in settings:
+            together = combined(self._settings.request, RequestSettings(**settings["request"]))
+            settings["request"] = together.model_dump(exclude_defaults=True)
+        return settings
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion (see `engines.sampling.Engine.sample`)."""
@@ -229,7 +251,9 @@ class OpenAIEngine:
     def _body(self, request: SampleRequest) -> dict[str, Any]:
         model, thinking = self._settings.model, self._settings.thinking
         seed = derived_seed(call_key(request, self.digest))
-        body = chat_body(request, model=model, seed=seed, form=self._form, thinking=thinking)
+        body = chat_body(request, model=model, seed=seed, form=self._form)
+        if self._passes_template_values:
+            body["chat_template_kwargs"] = template_values(thinking=thinking)
         return self._shape.apply(body)
 
     async def _continue(self, request: SampleRequest) -> Completion:
@@ -237,17 +261,20 @@ class OpenAIEngine:
         seed = derived_seed(call_key(request, self.digest))
         prompt: list[int] = []
         for part in prompt_parts(request, self._settings.model):
-            prompt += (
-                await self._with_timeout(self._encoded(part)) if isinstance(part, dict) else part
-            )
+            if isinstance(part, dict):
+                body = self._shape.apply_to_prompt(part) if "messages" in part else part
+                prompt += await self._with_timeout(self._encoded(body))
+            else:
+                prompt += part
         model, url = self._settings.model, self._url
         body = ids_body(request, prompt, model=model, seed=seed, form=self._form)
+        body = self._shape.apply(body)
         begin = time.perf_counter()
         reply = await self._with_timeout(self._posted("/completions", body))
         latency_s = time.perf_counter() - begin
         try:
             completion = read_ids_reply(reply, request, tuple(prompt), url=url, model=model)
-        except UnreadableReply as fault:
+        except (UnreadableReply, ErrorInReply) as fault:
             raise self._in_words(fault) from None
         return replace(completion, latency_s=latency_s)
 
@@ -266,21 +293,22 @@ class OpenAIEngine:
                 model=self._settings.model,
                 latency_s=latency_s,
                 counter=self._counter,
-                rule=self._reasoning_rule,
+                rule=self.reasoning_rule,
                 longest=longest_text(request.sampling.max_new_tokens),
             )
         except ValueError as fault:
             raise self._in_words(fault) from None
 
     @property
-    def _reasoning_rule(self) -> ReasoningRule:
-        rule, thinking = self._settings.reasoning, self._settings.thinking
+    def reasoning_rule(self) -> ReasoningRule:
+        """How replies are told from reasoning; with `auto`, by whether thinking is switched off."""
+        rule = self._settings.reasoning
         if rule != "auto":
             return rule
-        is_off = self._shape.switches_thinking_off or (
-            self._form in TEMPLATE_FORMS and not thinking
-        )
-        return "reply" if is_off else "drop"
+        is_on = self._shape.thinking
+        if is_on is None and self._passes_template_values:
+            is_on = self._settings.thinking
+        return "reply" if is_on is False else "drop"
 
     def _log_basis(self, basis: str) -> None:
         if self._on_event is not None:
@@ -320,9 +348,10 @@ class OpenAIEngine:
         ) as fault:
             if isinstance(fault, openai.APIStatusError):
                 self._reached()
-            if isinstance(fault, openai.NotFoundError):
-                raise await self._not_found() from None
-            raise self._in_words(fault) from None
+            error = self._in_words(fault)
+            if isinstance(fault, openai.NotFoundError) and not isinstance(error, RefusedRequest):
+                raise await self._not_found(str(error)) from None
+            raise error from None
         self._reached()
         return reply
 
@@ -331,15 +360,16 @@ class OpenAIEngine:
             self._traffic.reached = True
 
     def _in_words(self, fault: Exception) -> Exception:
-        secrets, env = secrets_of(self._settings), self._settings.api_key_env
+        secrets, env = secrets_of(self._settings), key_variables(self._settings)
         return to_endpoint_error(fault, url=self._url, secrets=secrets, key_env=env)
 
-    async def _not_found(self) -> EndpointError:
+    async def _not_found(self, reason: str) -> EndpointError:
+        """Returns the error for a 404 of the model; `reason` is what the server said."""
         model, facts = self._settings.model, await self._server()
         if facts is None:
-            text = f"{self._url} answered 404: base_url is wrong (it usually ends in /v1)"
+            text = f"{reason}; base_url is wrong (it usually ends in /v1), or the model is missing"
         elif model in facts.models:
-            text = f"{self._url} lists the model {model!r} but answered 404 for it"
+            text = f"{reason}, but it lists the model {model!r}"
         else:
             text = (
                 f"{self._url} does not serve the model {model!r}. "
@@ -353,17 +383,24 @@ class OpenAIEngine:
         return read_models(await once(lambda: self._with_timeout(self._models(), timeout_s)))
 
     async def _models(self) -> Any:
-        """Returns the JSON at `/models`; None if the server lacks it, or refuses it to this key."""
+        """Returns the JSON at `/models`; None if the server lacks it or refuses it."""
         import httpx2
         import openai
 
         try:
             page = await self._connected().get("/models", cast_to=httpx2.Response)
+            return parse_body(page.content, page.headers.get("content-type", ""))
         except openai.APIStatusError as fault:
-            if fault.status_code in _NO_SUCH_PATH:
-                return None
-            raise
-        return parse_body(page.content, page.headers.get("content-type", ""))
+            if fault.status_code == 401:
+                raise
+            if fault.status_code == 429 or (fault.status_code >= 500 and fault.status_code != 501):
+                raise EndpointError(
+                    f"{self._url}/models answered {fault.status_code}. If this server cannot list "
+                    "its models, set `server` to its kind (docs/endpoints.md)"
+                ) from None
+            return None
+        except UnreadableReply:
+            return None
 
     def _require(self, request: SampleRequest) -> None:
         """Rejects requests that this endpoint cannot serve."""

@@ -11,11 +11,13 @@ from engines.endpoint.servers import with_merged_system
 
 Body = dict[str, Any]
 Accepts = Callable[[Body], Awaitable[bool]]
-"""Sends a body and returns whether the server took it."""
+"""Sends a body and returns whether the server took it; raises if it failed for another reason."""
 
+MOST_CALLS = 20
 CONSTRAINTS = frozenset({"structured_outputs", "response_format", "regex"})
 """Fields that constrain a reply; `structured_output` decides them, not `request`."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
+_SMALLEST_LIMIT = 16
 _NEW_NAMES = {"seed": "random_seed"}
 _EXTRAS: tuple[Body, ...] = ({}, {"enable_thinking": False}, {"stream": False})
 
@@ -23,17 +25,41 @@ _EXTRAS: tuple[Body, ...] = ({}, {"enable_thinking": False}, {"stream": False})
 async def find_settings(accepts: Accepts, refused: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the settings of a model's block that make the server accept a refused body.
 
-    Makes at most 20 calls, which all have the body's token limit if the server takes one.
+    Makes at most `MOST_CALLS`, which all have the body's token limit if the server takes one.
 
     Returns:
         Settings such as `{"request": {"omit": ["n"]}}`; empty if the server now takes the body;
         None if it refuses every form.
     """
-    if await accepts(dict(refused)):
+    calls = 0
+
+    async def counted(body: Body) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls <= MOST_CALLS and await accepts(body)
+
+    if await counted(dict(refused)):
         return {}
     for body, request in _smallest(refused):
-        if await accepts(body):
-            return await _completed(accepts, refused, body, request)
+        if await counted(body):
+            settings = await _completed(counted, refused, body, request)
+            return settings if calls <= MOST_CALLS else None
+        lower = await _lower_limit(counted, body) if not request else None
+        if lower is not None:
+            settings = await _completed(counted, {**refused, **lower}, {**body, **lower}, {})
+            (limit,) = lower.values()
+            return {"max_new_tokens": limit, **settings} if calls <= MOST_CALLS else None
+    return None
+
+
+async def _lower_limit(accepts: Accepts, body: Body) -> Body | None:
+    """Returns the token limit, halved until the server accepts a body; None if it never does."""
+    for name in _LIMITS:
+        limit = body.get(name, 0) // 2
+        while limit >= _SMALLEST_LIMIT:
+            if await accepts({**body, name: limit}):
+                return {name: limit}
+            limit //= 8
     return None
 
 

@@ -45,10 +45,13 @@ OVERLONG = "overlong"
 """Stop reason of a completion that was too long to keep; its text is empty."""
 REASONING_ONLY = "reasoning only"
 """Stop reason of a completion that has reasoning, but no reply."""
-_FAILED = frozenset({"error", "abort"})
-"""Finish reasons of a generation that the server did not finish (gateways; vLLM)."""
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Fields beside `content`: of SGLang, DeepSeek and llama.cpp; of vLLM, OpenRouter and Ollama."""
+_FAILED = frozenset({"error", "abort", "insufficient_system_resource"})
+"""Finish reasons of a generation that the server did not finish (gateways; vLLM; DeepSeek)."""
+_REASONING_FIELDS = (
+    *("reasoning_content", "reasoning"),  # SGLang, DeepSeek, llama.cpp; vLLM, OpenRouter, Ollama
+    *("thinking", "reasoning_text", "reasoning_details"),  # gateways
+)
+"""Fields beside `content`, the most common first."""
 _STATUS_OF_CODE = {
     "rate_limit": 429,
     "too_many_requests": 429,
@@ -150,22 +153,22 @@ def read_reply(
         UnreadableReply: If no choice has a message, the content is not a text, or the choice
             reports another error.
     """
-    reply, choice = _first_choice(reply)
+    whole, (reply, choice) = reply, _first_choice(reply)
     message = _mapping(choice.get("message"))
     if not message:
-        raise UnreadableReply(f"no choice with a message in {reply!r}")
+        raise UnreadableReply(f"no choice with a message in {whole!r}")
     is_refused = bool(message.get("refusal"))
     finish = "content_filter" if is_refused else _finish_reason(choice)
     text, reasoning = _text_and_reasoning(message, rule, finish)
     text = "" if is_refused else replace_surrogates(text)
-    usage = usage_of(reply.get("usage"), request, text or reasoning, finish, counter)
-    _check_whole_prompt(request, usage)
+    usage = usage_of(reply.get("usage"), request, reasoning + text, finish, counter)
+    _check_whole_prompt(request, usage, reply.get("usage"))
     stop_reason = _stop_reason(choice, refused=is_refused)
     raw = _raw(message, choice, text)
     if max(len(text), len(reasoning), len(raw or "") // 4) > longest:
         text, reasoning, raw, finish, stop_reason = "", "", None, "length", OVERLONG
-    elif reasoning and not text and not is_refused:
-        stop_reason = REASONING_ONLY
+    elif reasoning and not text.strip() and not is_refused:
+        text, stop_reason = "", REASONING_ONLY
     return Completion(
         text=text,
         finish_reason=finish,
@@ -189,14 +192,19 @@ def read_again(completion: Completion, rule: ReasoningRule) -> Completion:
         message = _mapping(choice.get("message"))
         finish = "content_filter" if message.get("refusal") else _finish_reason(choice)
     text, reasoning = _text_and_reasoning(message, rule, finish)
-    text = "" if message.get("refusal") else text
-    is_reasoning_only = bool(reasoning and not text and not message.get("refusal"))
+    is_refused = bool(message.get("refusal"))
+    text = "" if is_refused else text
+    stop_reason = completion.stop_reason
+    if reasoning and not text.strip() and not is_refused:
+        text, stop_reason = "", REASONING_ONLY
+    elif stop_reason == REASONING_ONLY:
+        stop_reason = finish
     return replace(
         completion,
         text=text,
         reasoning=reasoning,
         finish_reason=finish,
-        stop_reason=REASONING_ONLY if is_reasoning_only else completion.stop_reason,
+        stop_reason=stop_reason,
         attempts=0,
     )
 
@@ -213,17 +221,19 @@ def _text_and_reasoning(
         UnreadableReply: If the content is not a text.
     """
     content, parts = message.get("content"), ""
+    if isinstance(content, dict):
+        content = [content]
     if isinstance(content, list):  # parts, as some reasoning models send them
         parts, content = _joined(content, "reasoning"), _joined(content, "text")
     if not isinstance(content, str | None):
         raise UnreadableReply(f"the content is not a text: {content!r}")
-    fields = (message.get(name) for name in _REASONING_FIELDS)
-    beside = next((field for field in fields if isinstance(field, str) and field), parts)
+    fields = (_plain_text(message.get(name)) for name in _REASONING_FIELDS)
+    beside = next(filter(None, fields), parts)
     if rule == "keep":
         return content or "", beside
     text, inside = split_reasoning(content or "")
     reasoning = "\n\n".join(part for part in (beside, inside) if part)
-    if rule == "reply" and finish == "stop" and beside and not content:
+    if rule == "reply" and finish == "stop" and beside and not (content or "").strip():
         return split_reasoning(beside)
     return text, reasoning
 
@@ -231,14 +241,24 @@ def _text_and_reasoning(
 def _joined(parts: list[Any], kind: Literal["text", "reasoning"]) -> str:
     """Returns the text of a list of parts: of the reply, or of its reasoning."""
     texts: list[str] = []
-    for part in map(_mapping, parts):
+    as_parts = ({"text": part} if isinstance(part, str) else part for part in parts)
+    for part in map(_mapping, as_parts):
         is_reasoning = str(part.get("type")) in ("reasoning", "thinking")
-        text = part.get("text") or part.get("thinking") or part.get("reasoning")
-        if isinstance(text, list):  # Mistral nests the parts of a thought
-            text = "".join(str(_mapping(nested).get("text", "")) for nested in text)
-        if isinstance(text, str) and is_reasoning == (kind == "reasoning"):
-            texts.append(text)
+        if is_reasoning == (kind == "reasoning"):
+            texts.append(_plain_text(part))
     return "".join(texts)
+
+
+def _plain_text(value: Any) -> str:
+    """Returns the text of a field, of a part, or of nested parts (Mistral); "" if it has none."""
+    if isinstance(value, list):
+        return "".join(map(_plain_text, value))
+    if isinstance(value, dict):
+        named = (
+            value.get(name) for name in ("text", "content", "thinking", "reasoning", "summary")
+        )
+        return next(filter(None, map(_plain_text, named)), "")
+    return value if isinstance(value, str) else ""
 
 
 def _raw(message: dict[str, Any], choice: dict[str, Any], text: str) -> str | None:
@@ -250,10 +270,16 @@ def _raw(message: dict[str, Any], choice: dict[str, Any], text: str) -> str | No
     return replace_surrogates(json.dumps(kept, ensure_ascii=False, default=str))
 
 
-def _check_whole_prompt(request: SampleRequest, usage: Usage) -> None:
+def _check_whole_prompt(request: SampleRequest, usage: Usage, reported: Any) -> None:
     least = least_prompt_tokens(request)
+    # Some servers report the cached tokens apart.
+    details = _mapping(_mapping(reported).get("prompt_tokens_details"))
+    cached = [details.get("cached_tokens")]
+    read = usage.input_tokens
+    if is_ids(cached) and not usage.cached_tokens:
+        read += cached[0]
     # A smaller count than any context length is a wrong count, not that of a cut prompt.
-    if usage.basis == "reported" and SMALLEST_CONTEXT <= usage.input_tokens < least:
+    if usage.basis == "reported" and SMALLEST_CONTEXT <= read < least:
         raise EndpointError(
             f"the server read {usage.input_tokens:,} tokens of a prompt with at least {least:,}: "
             "it cut the prompt. Raise its context length (Ollama: OLLAMA_CONTEXT_LENGTH), or show "
@@ -346,7 +372,8 @@ def _status_of(error: dict[str, Any], reply: dict[str, Any]) -> int | None:
 
 
 def _finish_reason(choice: dict[str, Any]) -> FinishReason:
-    return FINISH_REASONS.get(str(choice.get("finish_reason")).lower(), "unknown")
+    reason = str(choice.get("finish_reason")).partition(":")[0]  # "content_filter: PROHIBITED"
+    return FINISH_REASONS.get(reason.lower(), "unknown")
 
 
 def _mapping(value: Any) -> dict[str, Any]:

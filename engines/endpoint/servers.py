@@ -127,22 +127,52 @@ SERVERS: dict[ServerName, Server] = {
 }
 
 
+_TEMPLATE = "chat_template_kwargs"
+
+
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """How the body of a request is changed before it is sent; see `RequestSettings`."""
+    """How the body of a request is changed before it is sent; see `RequestSettings`.
+
+    Attributes:
+        omit: Fields that are not sent, by their first or last name.
+        renames: Renamings, applied one after the other: the server's, then those of the settings.
+        extra: Further fields, those that switch thinking off included.
+        merge_system: Whether the system turn becomes part of the user turn.
+    """
 
     omit: frozenset[str] = frozenset()
-    rename: Mapping[str, str] = field(default_factory=dict)
+    renames: tuple[Mapping[str, str], ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     merge_system: bool = False
-    switches_thinking_off: bool = False
 
     def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the body in the form that the server takes."""
-        shaped = {self.rename.get(k, k): v for k, v in body.items() if k not in self.omit}
+        """Returns the body of a call in the form that the server takes."""
+        shaped: dict[str, Any] = {}
+        for name, value in body.items():
+            new_name = name
+            for rename in self.renames:
+                new_name = rename.get(new_name, new_name)
+            if not {name, new_name} & self.omit:
+                shaped[new_name] = value
+        if self.merge_system and "messages" in shaped:
+            shaped["messages"] = with_merged_system(shaped["messages"])
+        if "messages" in shaped:
+            return merged(shaped, self.extra)
+        # A prompt in token ids has been through the chat template.
+        return merged(shaped, {k: v for k, v in self.extra.items() if k != _TEMPLATE})
+
+    def apply_to_prompt(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a body of `/tokenize` with what decides the prompt."""
+        shaped = merged(body, {k: v for k, v in self.extra.items() if k == _TEMPLATE})
         if self.merge_system:
             shaped["messages"] = with_merged_system(shaped["messages"])
-        return merged(shaped, self.extra)
+        return shaped
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the fields switch thinking on or off; None if they do neither."""
+        return _thinking_in(self.extra)
 
 
 def server_kind(settings: ModelSettings) -> ServerName:
@@ -171,27 +201,31 @@ def constraint_form(settings: ModelSettings) -> StructuredForm | None:
 
 def request_settings(settings: ModelSettings) -> RequestSettings:
     """Returns the differences of a model's server and of its own settings together."""
-    known, own = _known(settings).request, settings.request
+    return combined(_known(settings).request, settings.request)
+
+
+def combined(low: RequestSettings, high: RequestSettings) -> RequestSettings:
+    """Returns both differences together; where they disagree, `high` decides."""
     return RequestSettings(
-        omit=tuple(dict.fromkeys((*known.omit, *own.omit))),
-        rename=known.rename | own.rename,
-        extra=merged(known.extra, own.extra),
-        headers_env=known.headers_env | own.headers_env,
-        query=known.query | own.query,
-        merge_system=known.merge_system or own.merge_system,
+        omit=tuple(dict.fromkeys((*low.omit, *high.omit))),
+        rename=low.rename | high.rename,
+        extra=merged(low.extra, high.extra),
+        headers_env=low.headers_env | high.headers_env,
+        query=low.query | high.query,
+        merge_system=low.merge_system or high.merge_system,
     )
 
 
 def request_shape(settings: ModelSettings) -> RequestShape:
     """Returns the shape of the requests for a model."""
-    request = request_settings(settings)
-    off = {} if settings.thinking else _known(settings).thinking_off
+    known, request = _known(settings), request_settings(settings)
+    off = {} if settings.thinking else known.thinking_off
+    off = {name: value for name, value in off.items() if name not in settings.request.omit}
     return RequestShape(
         frozenset(request.omit),
-        request.rename,
+        tuple(filter(None, (known.request.rename, settings.request.rename))),
         merged(off, request.extra),
         request.merge_system,
-        bool(off),
     )
 
 
@@ -201,10 +235,10 @@ def decisive_settings(settings: ModelSettings) -> tuple[str, ...]:
     It is empty for a server that takes OpenAI's requests, and with the default rules.
     """
     shape = request_shape(settings)
-    names = (sorted(shape.omit), shape.rename, shape.extra, shape.merge_system)
+    names = (sorted(shape.omit), list(shape.renames), shape.extra, shape.merge_system)
     query = request_settings(settings).query
     decisive = [*names, query, settings.thinking, settings.reasoning]
-    usual = [[], {}, {}, False, {}, False, "auto"]
+    usual = [[], [], {}, False, {}, False, "auto"]
     return () if decisive == usual else (json.dumps(decisive, sort_keys=True),)
 
 
@@ -218,10 +252,25 @@ def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return together
 
 
+def _thinking_in(fields: Mapping[str, Any]) -> bool | None:
+    """Returns whether request fields switch thinking on or off, in any vendor's words."""
+    switches: list[bool] = []
+    for name, value in fields.items():
+        if name == _TEMPLATE and isinstance(value, Mapping):
+            switches += [s for s in (_thinking_in(value),) if s is not None]
+        elif name in ("enable_thinking", "thinking", "reasoning", "reasoning_effort"):
+            block = value if isinstance(value, Mapping) else {"enabled": value}
+            switches += [setting not in (False, "none", "disabled") for setting in block.values()]
+    return any(switches) if switches else None
+
+
 def with_merged_system(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Returns messages whose system turn is part of the first user turn after it."""
     system = [turn["content"] for turn in messages if turn["role"] == "system"]
     turns = [dict(turn) for turn in messages if turn["role"] != "system"]
-    if system:
-        turns[0]["content"] = "\n\n".join((*system, turns[0]["content"]))
+    if not system:
+        return turns
+    if not turns:
+        return [{"role": "user", "content": "\n\n".join(system)}]
+    turns[0]["content"] = "\n\n".join((*system, turns[0]["content"]))
     return turns

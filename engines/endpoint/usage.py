@@ -56,11 +56,12 @@ def usage_of(
 
 
 def least_prompt_tokens(request: SampleRequest) -> int:
-    """Returns a lower bound of the prompt's tokens: half of its words.
+    """Returns a lower bound of the prompt's tokens: half of its words, or a 16th of its bytes.
 
     Tokenizers rarely join words, so a smaller count means that the server cut the prompt.
     """
-    return sum(len(message.content.split()) for message in request.messages) // 2
+    texts = [message.content for message in request.messages]
+    return max(sum(len(text.split()) for text in texts) // 2, sum(map(_bytes, texts)) // 16)
 
 
 def cached_tokens(reported: Any, prompt_tokens: int) -> int:

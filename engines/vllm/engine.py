@@ -23,6 +23,7 @@ from engines.vllm.weights import prepare_weights, served_digest, served_name
 
 if TYPE_CHECKING:
     from engines.endpoint.openai import OpenAIEngine
+    from engines.endpoint.replies import ReasoningRule
 
 MOST_LOST_SERVERS = 3
 """Servers that may die during one call. A prompt that crashes vLLM would else restart it forever:
@@ -77,6 +78,12 @@ class VllmEngine:
     """
 
     capabilities = Capabilities(structured_output=True, json_schema=True, token_ids=True)
+
+    @property
+    def reasoning_rule(self) -> "ReasoningRule":
+        """How replies are told from reasoning; use inside the block."""
+        assert self._endpoint is not None
+        return self._endpoint.reasoning_rule
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from base.errors import ConfigError
 from base.text import Log, digest_of
+from engines.endpoint.servers import decisive_settings
 from engines.settings import ModelSettings
 from engines.vllm.command import Served
 from storage.cache import cache_section, get_or_build
@@ -57,7 +58,7 @@ def served_digest(settings: ModelSettings) -> str:
     Raises:
         ConfigError: If the model's files are missing or unusable.
     """
-    how = " ".join(["vllm", settings.dtype, *settings.server_args]) + settings.reply_rule
+    how = " ".join(["vllm", settings.dtype, *settings.server_args, *decisive_settings(settings)])
     files = served_files(settings.model)
     return digest_of(how, settings.model) if files is None else policy_digest(files, how)
 

@@ -163,6 +163,97 @@ async def test_a_servers_own_form_of_constraints_is_sent(
     assert ("chat_template_kwargs" in server.requests[0]) == templated
 
 
+@pytest.mark.parametrize("form", ["none", "json_schema"])
+async def test_thinking_is_switched_off_whatever_the_form_of_constraints(form: Any) -> None:
+    reply = completion(None, message={"reasoning_content": "<answer>Paris</answer>"})
+    async with (
+        FakeEndpoint(lambda _: reply, owned_by="vllm") as server,
+        engine(server.base_url, structured_output=form) as policy,
+    ):
+        assert (await policy.sample(REQUEST)).text == "<answer>Paris</answer>"
+    assert server.requests[0]["chat_template_kwargs"]["enable_thinking"] is False
+
+
+async def test_request_settings_apply_to_prompts_and_calls_in_token_ids() -> None:
+    request = {
+        "omit": ["seed"],
+        "extra": {"repetition_penalty": 1.3, "chat_template_kwargs": {"style": "short"}},
+        "merge_system": True,
+    }
+    prompts: list[Any] = []
+    async with (
+        FakeEndpoint(lambda _: "Paris") as server,
+        engine(server.base_url, request=request) as policy,
+    ):
+        server.tokenized = prompts
+        await policy.sample(replace(REQUEST, tokens=True))
+    (body,) = server.requests
+    assert body["repetition_penalty"] == 1.3
+    assert not {"seed", "chat_template_kwargs"} & body.keys()
+    assert prompts[0]["chat_template_kwargs"]["style"] == "short"
+    assert [turn["role"] for turn in prompts[0]["messages"]] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("server", "extra", "rule"),
+    [
+        ("dashscope", {"enable_thinking": True}, "drop"),
+        ("vllm", {"chat_template_kwargs": {"enable_thinking": True}}, "drop"),
+        ("auto", {"enable_thinking": False}, "reply"),
+        ("auto", {"reasoning": {"effort": "none"}}, "reply"),
+        ("auto", {"reasoning_effort": "low"}, "drop"),
+        ("auto", {"thinking": {"type": "disabled"}}, "reply"),
+        ("auto", {}, "drop"),
+    ],
+)
+async def test_the_rule_of_reasoning_follows_what_the_request_says(
+    server: Any, extra: dict[str, Any], rule: str
+) -> None:
+    policy = engine("http://127.0.0.1:9/v1", server=server, request={"extra": extra})
+    assert policy.reasoning_rule == rule
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "\n\n", "reasoning_content": "<answer>P</answer>"}, "<answer>P</answer>"),
+        ({"content": None, "thinking": "<answer>P</answer>"}, "<answer>P</answer>"),
+        ({"content": None, "reasoning": {"content": "<answer>P</answer>"}}, "<answer>P</answer>"),
+        ({"content": ["P"]}, "P"),
+        ({"content": {"type": "text", "text": "P"}}, "P"),
+        ({"content": "<answer>P</answer><|im_end|>\n<|im_start|>user\nMore"}, "<answer>P</answer>"),
+    ],
+)
+async def test_a_reply_is_found_wherever_the_server_put_it(
+    message: dict[str, Any], text: str
+) -> None:
+    async with (
+        FakeEndpoint(lambda _: completion(None, message=message)) as server,
+        engine(server.base_url) as policy,
+    ):
+        assert (await policy.sample(REQUEST)).text == text
+
+
+@pytest.mark.parametrize(
+    ("headers_env", "authorization"),
+    [
+        ({"api-key": "TEST_KEY"}, None),
+        ({"Authorization": "OTHER"}, "other-secret"),
+        ({"cf-aig-authorization": "OTHER"}, f"Bearer {KEY}"),
+    ],
+)
+async def test_authorization_is_sent_unless_another_header_has_the_key(
+    headers_env: dict[str, str], authorization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER", "other-secret")
+    async with (
+        FakeEndpoint() as server,
+        engine(server.base_url, request={"headers_env": headers_env}) as policy,
+    ):
+        await policy.sample(REQUEST)
+    assert server.headers[0].get("Authorization") == authorization
+
+
 @pytest.mark.parametrize(
     ("owner", "server", "response_format"),
     [

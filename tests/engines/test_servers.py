@@ -10,8 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from engines.endpoint.remedies import find_settings
-from engines.endpoint.servers import SERVERS, decisive_settings, request_shape, server_kind
-from engines.settings import ModelSettings
+from engines.endpoint.servers import (
+    SERVERS,
+    decisive_settings,
+    request_shape,
+    server_kind,
+    with_merged_system,
+)
+from engines.settings import ModelSettings, ServerName
 
 KEY = "sk-abcdefghijklmnopqrstuvwxyz123456"
 BODY: dict[str, Any] = {
@@ -115,6 +121,13 @@ def test_what_decides_replies_is_part_of_the_models_identity(changed: dict[str, 
         ({"extra": {"api_key": "x"}}, "headers_env"),
         ({"extra": {"a": {"b": KEY}}}, "headers_env"),
         ({"query": {"key": "x"}}, "headers_env"),
+        ({"query": {"sig": "x"}}, "headers_env"),
+        ({"extra": {"a": [{"b": {"type": "api_key", "key": "abcdef"}}]}}, "headers_env"),
+        ({"extra": {"api_key": {"value": "hunter2"}}}, "headers_env"),
+        ({"extra": {"tools": [KEY]}}, "headers_env"),
+        ({"extra": {"model": "other"}}, "every server needs it"),
+        ({"extra": {"seed": float("nan")}}, "JSON cannot"),
+        ({"rename": {"seed": "temperature"}}, "another field"),
         ({"headers_env": {"api-key": KEY}}, "environment variable"),
         ({"headers_env": {"bad header": "KEY"}}, "HTTP header"),
     ],
@@ -187,6 +200,34 @@ def test_the_settings_of_a_refusing_server_are_found(
     assert len(calls) <= 20
     if settings:
         own = at("h", **settings)
-        body = request_shape(own).apply(refused)
-        body = body if "structured_output" not in settings else {**BODY}
+        body = request_shape(own).apply(BODY if own.structured_output == "none" else refused)
         assert rule(body), "the settings lead to a body that the server takes"
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_advice_for_any_field_of_a_known_server_works(kind: ServerName) -> None:
+    """A server refuses one more field; with the settings that are found, it takes the request."""
+    usual = request_shape(at("h", server=kind)).apply(BODY)
+    for refused in usual.keys() - {"model", "messages"}:
+
+        async def accepts(body: dict[str, Any], refused: str = refused) -> bool:
+            return refused not in body
+
+        settings = asyncio.run(find_settings(accepts, usual))
+        assert settings, refused
+        body = request_shape(at("h", server=kind, **settings)).apply(BODY)
+        assert refused not in body
+
+
+def test_a_lower_limit_is_found_before_the_limit_is_renamed() -> None:
+    async def accepts(body: dict[str, Any]) -> bool:
+        return int(body.get("max_tokens", 10**6)) <= 2048
+
+    body = {**BODY, "max_tokens": 100_000}
+    assert asyncio.run(find_settings(accepts, body)) == {"max_new_tokens": 781}
+
+
+def test_merging_needs_no_user_turn() -> None:
+    assert with_merged_system([{"role": "system", "content": "a"}]) == [
+        {"role": "user", "content": "a"}
+    ]

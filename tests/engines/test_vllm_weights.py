@@ -11,9 +11,9 @@ from damage import HARMS, Harm
 from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
-from engines.settings import ModelSettings
+from engines.settings import ModelSettings, RequestSettings
 from engines.vllm.command import Served
-from engines.vllm.weights import prepare_weights
+from engines.vllm.weights import prepare_weights, served_digest
 from weights.policy_files import load_policy, policy_files
 
 
@@ -140,3 +140,10 @@ def test_an_adapter_that_vllm_cannot_apply_is_merged(
     finally:
         config.write_text(plain)
     assert merged == [2]
+
+
+def test_request_settings_are_part_of_the_digest() -> None:
+    usual = ModelSettings(engine="vllm", model="owner/name")
+    request = RequestSettings(extra={"repetition_penalty": 1.5})
+    other = usual.model_copy(update={"request": request})
+    assert served_digest(usual) != served_digest(other)

@@ -153,7 +153,7 @@ def of_the_run(*arguments: str) -> list[str]:
 
 
 STAGES = {
-    "doctor": (["doctor", "--config", "CONFIG", "--run", "RUN"], "can run here"),
+    "doctor": (["doctor", "--config", "CONFIG", "--run", "RUN"], "ignores constraints"),
     "data as JSON": (["data", "--config", "CONFIG", "--json"], "pwned"),
     "annotate": (["annotate", "--config", "CONFIG", "--run", "FOLDER/run"], "pwned"),
     "diagnose": (of_the_run("diagnose", "--no-model"), "pwned"),

@@ -85,9 +85,12 @@ def test_the_endpoint_is_tested_with_token_ids_if_the_protocol_needs_them(tmp_pa
         config = recipe(tmp_path, endpoint.base_url, agent=mine, mcts={"kind": "chains"})
         endpoint.script = lambda _: failure(404)
         assert branchwise("doctor", config, tmp_path / "run") == 2
+        assert len(endpoint.requests) == 1, "one problem is not found twice"
         endpoint.script = lambda _: "x"
         assert branchwise("doctor", config, tmp_path / "run") == 0
-    assert ["prompt" in request for request in endpoint.requests] == [True, True]
+    assert all("prompt" in request for request in endpoint.requests)
+    drawn = [request["temperature"] for request in endpoint.requests[1:]]
+    assert drawn == [0.8, 0.0], "the first call of annotate, and that of eval"
 
 
 def test_a_proxy_that_would_see_prompts_and_keys_is_printed(

@@ -153,9 +153,7 @@ def test_true_false_prompt_contains_the_question_and_the_whole_reply(
     texts = [messages[-1]["content"] for messages in judge_calls(endpoint)]
     assert texts and all(text.startswith("Question: ") for text in texts)
     assert all("‹answer›" in text for text in texts), "the reply is complete, with its tags escaped"
-    assert {row.judge for row in predictions(run)} == {None}, (
-        "yes and no are not verdicts of this prompt"
-    )
+    assert {row.judge for row in predictions(run)} == {0.0}, "no means false"
 
 
 def test_failed_questions_and_missing_answers_count_as_wrong(

@@ -61,6 +61,8 @@ async def test_scores_below_zero_are_kept_and_ordered() -> None:
     [
         ({"title": "France", "text": "Paris…", "contents": '"France"\nParis…'}, None),
         ({"title": "France", "text": "Paris…"}, None),
+        ({"title": "France", "text": "Paris…", "contents": None}, None),
+        ({"title": "France", "text": "Paris…", "contents": "Paris…"}, None),
         ({"id": 7, "contents": '"France"\nParis…'}, "7"),
         ({"_id": "d7", "title": "France", "contents": "Paris…"}, "d7"),
     ],
@@ -97,7 +99,19 @@ async def test_a_bad_request_is_refused_naming_the_field(tmp_path: Path) -> None
         ("<html>", 200, "no JSON"),
         ('{"answers": []}', 200, "does not follow"),
         ('{"result": [[{"document": {"id": "a"}, "score": 1}]]}', 200, "does not follow"),
-        ('{"result": []}', 200, "does not follow"),
+        ('{"result": {}}', 200, "does not follow"),
+        ('{"error": "index not loaded"}', 200, "index not loaded"),
+        ('{"result": [[{"document": {"contents": "x"}, "score": NaN}]]}', 200, "not a number"),
+        (
+            f'{{"result": [[{{"document": {{"contents": "x"}}, "score": 1{"0" * 4000}}}]]}}',
+            200,
+            "does not follow",
+        ),
+        (
+            f'{{"result": [[{{"document": {{"contents": "x"}}, "score": 1{"0" * 9000}}}]]}}',
+            200,
+            "no JSON",
+        ),
     ],
 )
 async def test_bad_responses_of_the_server_raise_a_clear_error(

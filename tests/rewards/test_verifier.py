@@ -70,11 +70,16 @@ async def test_the_prompt_states_that_no_passage_is_in_context() -> None:
     ("reply", "word"),
     [
         ("yes", True), ("no", False), ("Yes.", True), (" NO\n", False),
-        ("", None), ("maybe", None), ("yes and no", None), ("no, it does not", None),
-        ("yes\nno", None),
+        ("", None), ("maybe", None), ("yes and no", None), ("yes\nno", None), ("nothing", None),
+        ("Yes or no? No", None), ("no, it does not", False), ("Yes\n\nThey do.", True),
+        ("Answer: Yes.", True), ("1. No", False), ('{"verdict": "yes"}', True), ("是", True),
+        ("\\boxed{yes}", True), ("<answer>no</answer>", False), ("yes<|im_end|>", True),
+        ("Ｙｅｓ", True), ("False", False), ("$\\text{yes}$", True), ("✅ Yes", True),
     ],
 )  # fmt: skip
-async def test_only_yes_or_no_is_a_verdict(reply: str, word: bool | None) -> None:
+async def test_a_reply_that_begins_with_yes_or_no_is_a_verdict(
+    reply: str, word: bool | None
+) -> None:
     assert await call_verifier(oracle(reply)) is word
 
 

@@ -108,6 +108,8 @@ class FakeEndpoint:
     Attributes:
         requests, headers, queries: JSON bodies, headers and parameters of all calls of the model.
         received: Event that is set at the first call of the model.
+        tokenized: JSON bodies of the calls of `/tokenize`.
+        models_status: Status of a failure of `/models`; None if it works.
         under_way, most: Number of calls being answered, and the highest number at once.
         aborted: Event that is set when a client disconnects before its reply.
     """
@@ -124,6 +126,8 @@ class FakeEndpoint:
     under_way: int = 0
     most: int = 0
     base_url: str = ""
+    models_status: int | None = None
+    tokenized: list[dict[str, Any]] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
         self.loop = asyncio.get_running_loop()
@@ -203,6 +207,7 @@ class FakeEndpoint:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.tokenized.append(body)
         text = body.get("prompt", "")
         for turn in body.get("messages", ()):
             text += f"[{turn['role']}]{turn['content']}"
@@ -211,5 +216,7 @@ class FakeEndpoint:
         return web.json_response({"tokens": encoded(text)})
 
     async def _models(self, _: web.Request) -> web.Response:
+        if self.models_status is not None:
+            return failure(self.models_status)
         listed = [{"id": m, "object": "model", "owned_by": self.owned_by} for m in self.models]
         return web.json_response({"object": "list", "data": listed})

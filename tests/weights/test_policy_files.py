@@ -304,6 +304,45 @@ def test_an_adapter_whose_start_was_trained_again_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("changed", "is_same"),
+    [
+        ({"alpha": 4}, False),  # of LoHa and LoKr
+        ({"layers_to_transform": [0]}, False),
+        ({"init_lora_weights": "olora"}, False),
+        ({"use_qalora": True}, False),
+        ({"init_lora_weights": True, "use_rslora": False, "rank_pattern": {}}, True),
+        ({"base_model_name_or_path": "/elsewhere", "peft_version": "9", "new": None}, True),
+    ],
+)
+def test_the_digest_covers_what_decides_an_adapters_output(
+    changed: dict[str, Any], is_same: bool, adapted: Path
+) -> None:
+    before = policy_digest(policy_files(str(adapted)), "f16")
+    path = adapted / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert (policy_digest(policy_files(str(adapted)), "f16") == before) is is_same
+
+
+def test_an_adapter_with_a_random_start_is_refused(adapted: Path) -> None:
+    path = adapted / "adapter" / "adapter_config.json"
+    changed = {"init_lora_weights": "pissa_niter_2"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ConfigError, match="cannot be merged"):
+        validated_policy_files(str(adapted))
+
+
+def test_a_missing_base_of_a_peft_folder_is_named(adapted: Path) -> None:
+    path = adapted / "adapter" / "adapter_config.json"
+    changed = {"base_model_name_or_path": "/home/someone/llama"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ConfigError, match=r"base_model_name_or_path.*/home/someone/llama"):
+        policy_files(str(adapted / "adapter"))
+    (adapted / "adapter").rename(adapted / "mine")
+    with pytest.raises(ConfigError, match=r"give the adapter in it, .*mine"):
+        policy_files(str(adapted))
+
+
+@pytest.mark.parametrize(
     ("rename", "says"),
     [
         (lambda name: name.replace("layers.0", "layers.99"), "lacks tensors, such as .*layers.0"),

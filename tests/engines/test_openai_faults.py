@@ -53,7 +53,7 @@ async def test_retries_are_bounded_and_the_client_adds_none() -> None:
         completion("x", choices=[]),
         completion("x", choices=None),
         completion("x", choices=["x"]),
-        completion(None, message={"content": {"text": "x"}}),
+        completion(None, message={"content": 3}),
         [1],
         None,
         b"<html>hello</html>",
@@ -291,7 +291,9 @@ async def test_a_missing_model_error_lists_available_models() -> None:
     assert e.value.fatal
     assert len(server.requests) == 2
     async with FakeEndpoint(lambda _: failure(404)) as server, engine(server.base_url) as policy:
-        with pytest.raises(EndpointError, match="lists the model 'policy' but answered 404") as e:
+        with pytest.raises(
+            EndpointError, match="answered 404: no, but it lists the model 'policy'"
+        ) as e:
             await policy.sample(REQUEST)
     assert e.value.fatal
 
@@ -347,3 +349,103 @@ async def test_a_server_that_sends_byte_by_byte_times_out() -> None:
     ):
         with pytest.raises(EndpointError, match="in time"):
             await asyncio.wait_for(policy.sample(REQUEST), 8)
+
+
+async def test_an_error_with_status_200_is_retried_on_the_path_of_token_ids() -> None:
+    replies: list[Any] = [{"error": {"message": "slow down", "code": 429}}, "Paris"]
+    async with (
+        FakeEndpoint(lambda _: replies.pop(0)) as server,
+        engine(server.base_url) as policy,
+    ):
+        assert (await policy.sample(replace(REQUEST, tokens=True))).attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [
+        (429, {"message": "You exceeded your quota", "code": "insufficient_quota"}, "no credit"),
+        (400, {"message": "API key not valid. Pass a valid one."}, "TEST_KEY is not valid"),
+        (400, {"message": "Your credit balance is too low"}, "no credit"),
+        (401, {"message": "Your organization must be verified"}, "must be verified"),
+        (404, {"message": "The deployment is missing"}, "The deployment is missing"),
+    ],
+)
+async def test_what_no_retry_can_help_ends_the_run_at_once(
+    status: int, error: dict[str, str], says: str
+) -> None:
+    def script(_: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": error}, status=status)
+
+    async with FakeEndpoint(script) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=says) as caught:
+            await policy.sample(REQUEST)
+    assert caught.value.fatal
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"statusCode": 400, "error": "Bad Request", "message": "R"}, "Bad Request: R"),
+        ({"error": "invalid_request", "error_description": "R"}, "invalid_request: R"),
+        ({"error": {"message": "P", "metadata": {"raw": '{"error": {"message": "R"}}'}}}, "P: R"),
+        ({"fault": {"faultstring": "R"}}, "400: R"),
+        ({"errors": {"max_tokens": ["R"]}}, "400: R"),
+    ],
+)
+async def test_all_parts_of_a_reason_are_shown(body: dict[str, Any], reason: str) -> None:
+    def script(_: dict[str, Any]) -> web.Response:
+        return web.json_response(body, status=400)
+
+    async with FakeEndpoint(script) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=f"{reason}$"):
+            await policy.sample(REQUEST)
+
+
+async def test_a_key_at_the_end_of_what_is_looked_at_is_not_shown() -> None:
+    padding = "x " * 9_994
+    page = f"<html>{padding}{KEY}</html>"
+    async with (
+        FakeEndpoint(lambda _: web.Response(text=page, status=400)) as server,
+        engine(server.base_url) as policy,
+    ):
+        with pytest.raises(EndpointError) as caught:
+            await policy.sample(REQUEST)
+    assert KEY[:8] not in str(caught.value)
+
+
+async def test_cached_tokens_that_are_reported_apart_are_part_of_the_prompt() -> None:
+    request = replace(REQUEST, messages=(Message("user", "word " * 5000),))
+    usage = {"prompt_tokens": 700, "prompt_tokens_details": {"cached_tokens": 4400}}
+    async with (
+        FakeEndpoint(lambda _: completion("x", usage=usage | {"completion_tokens": 1})) as server,
+        engine(server.base_url) as policy,
+    ):
+        assert (await policy.sample(request)).text == "x"
+
+
+async def test_a_cut_prompt_without_blanks_is_noticed() -> None:
+    request = replace(REQUEST, messages=(Message("user", "京都市" * 18_000),))
+    usage = {"prompt_tokens": 4096, "completion_tokens": 1}
+    async with (
+        FakeEndpoint(lambda _: completion("x", usage=usage)) as server,
+        engine(server.base_url) as policy,
+    ):
+        with pytest.raises(EndpointError, match="cut the prompt"):
+            await policy.sample(request)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 501])
+async def test_a_server_that_does_not_list_its_models_can_draw(status: int) -> None:
+    async with FakeEndpoint(lambda _: "Paris") as server:
+        server.models_status = status
+        async with engine(server.base_url) as policy:
+            await policy.check()
+            assert (await policy.sample(REQUEST)).text == "Paris"
+
+
+async def test_a_list_of_models_that_fails_for_now_is_named() -> None:
+    async with FakeEndpoint(lambda _: "Paris") as server:
+        server.models_status = 503
+        with pytest.raises(EndpointError, match=r"/models answered 503.*set `server`"):
+            await engine(server.base_url).__aenter__()
