@@ -7,6 +7,7 @@ from collections import Counter
 
 from analysis.table import NONE, Sheet
 from base.terminal_escape import inert
+from rewards.answers import is_ambiguous, normalise
 from runs.factories import open_data, open_index
 from runs.stage import StageContext, StageResult
 
@@ -25,8 +26,19 @@ def data(context: StageContext) -> StageResult:
     context.log(f"{len(material.passages):,} passages, such as {examples}")
     for line in material.describe_notes():
         context.log(line)
+    golds = [gold for q in material.questions for gold in q.answers]
+    if ambiguous := list(dict.fromkeys(filter(is_ambiguous, golds))):
+        shown = ", ".join(
+            f'"{inert(gold)}" and "{inert(normalise(gold))}"' for gold in ambiguous[:3]
+        )
+        context.log(
+            f"warning: {len(ambiguous)} gold answers that SQuAD's exact match takes for others, "
+            f"such as {shown}; rewards compare by `rewards.comparison: "
+            f"{context.recipe.rewards.comparison}`"
+        )
     totals = {"questions": len(material.questions), "passages": len(material.passages)}
-    return StageResult({**totals, "notes": dict(material.notes)})
+    notes = {**material.notes, "ambiguous gold answers": len(ambiguous)}
+    return StageResult({**totals, "notes": notes})
 
 
 def index(context: StageContext) -> StageResult:

@@ -22,6 +22,9 @@ from sources.files import Raw, existing, kind_of, read_rows
 from sources.rows import content_id, first_words
 from storage.records import Passage, Question
 
+_IDS = ("id", "_id", "docid", "doc_id", "pid")
+"""Names of a passage's id: ours and FlashRAG's, BEIR's, Tevatron's, MS MARCO's."""
+
 PlacedPassage = tuple[str, Passage]
 """A place ("file:line") and its passage."""
 
@@ -81,9 +84,9 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
     """Returns the union of `paths`.
 
     Args:
-        paths: JSONL files (`.gz` too) of passages `{"id", "title", "text"}` (also FlashRAG's
-            `{"id", "contents"}`) or of documents `{"text"}`; `.txt` and `.md` files; folders of
-            such files.
+        paths: Tables (`sources.files`) of passages `{"id", "title", "text"}` (also BEIR's with
+            `_id`, and FlashRAG's `{"id", "contents"}`) or of documents `{"text"}`; `.txt` and `.md`
+            files; folders of such files.
         passage_words: Words per passage when documents are cut, at least 1.
 
     Raises:
@@ -133,6 +136,7 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
     Raises:
         ValueError: If a field is of the wrong type or empty.
     """
+    name = next((_text(raw, key) for key in _IDS if raw.get(key) not in (None, "")), None)
     if "contents" in raw and "text" not in raw:
         contents = _text(raw, "contents")
         title, line_break, text = contents.partition("\n")
@@ -141,22 +145,21 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
             title, text = _text(raw, "title"), contents
         elif not line_break:
             title, text = first_words(contents), contents
-        return (Passage(id=_text(raw, "id"), title=title, text=text),)
-    if "id" in raw and "title" in raw:
-        title = raw["title"]
+        return (Passage(id=name or content_id(title, text), title=title, text=text),)
+    text = _text(raw, "text")
+    if name is not None and "title" in raw:
+        title = raw["title"] or ""
         if not isinstance(title, str):
             raise ValueError(f"'title' must be text, not {kind_in_words(title)}")
-        return (Passage(id=_text(raw, "id"), title=title, text=_text(raw, "text")),)
-    text = _text(raw, "text")
-    name = _text(raw, "id") if "id" in raw else f"{file}-{content_id(text)}"
+        return (Passage(id=name, title=title, text=text),)
     title = _text(raw, "title") if raw.get("title") else first_words(text)
-    return cut(name, title, text, passage_words)
+    return cut(name or f"{file}-{content_id(text)}", title, text, passage_words)
 
 
 def _text(raw: Raw, key: str) -> str:
     value: Any = raw.get(key)
-    if key == "id" and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
+    if key in _IDS and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(int(value)) if float(value).is_integer() else str(value)
     if key not in raw:
         raise ValueError(f"lacks the field {key!r}")
     if not isinstance(value, str):
