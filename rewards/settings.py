@@ -54,7 +54,8 @@ class SpreSettings(SchemeSettings):
 
     @property
     def form(self) -> NormalForm:
-        return partial(super().form, keep_articles=self.keep_articles)
+        form = strict_form if self.comparison == "strict" else normalise
+        return partial(form, keep_articles=self.keep_articles)
 
 
 class EvoRagSettings(SchemeSettings):

@@ -18,7 +18,7 @@ from sources.documents import (
     read_document,
     reject_format,
 )
-from sources.files import Raw, existing, kind_of, read_rows
+from sources.files import Raw, existing, in_composed_form, kind_of, read_rows
 from sources.rows import content_id, first_words
 from storage.records import Passage, Question
 
@@ -94,7 +94,8 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
             to 20 faults with file and line.
     """
     faults, corpus = Faults(), Corpus()
-    files = [path for given in paths if (path := existing(given, "data.corpus", faults))]
+    resolved = (existing(given, "data.corpus", faults, folder=True) for given in paths)
+    files = [path for path in resolved if path is not None]
     for path in files:
         for place, passage in _read(path, passage_words, faults, corpus.counts):
             corpus.add(place, passage, faults)
@@ -112,7 +113,7 @@ def _read(
         if kind_of(path) in CONVERTERS:
             reject_format(path, faults)
             return
-        for place, raw in read_rows(path, faults):
+        for place, raw in in_composed_form(read_rows(path, faults)):
             try:
                 of_row = _passages_of(path.name, raw, passage_words)
             except ValueError as error:

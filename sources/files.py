@@ -26,13 +26,25 @@ _PARQUET_ROWS = 1024
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
-def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
-    """Returns `path` with `~` resolved; if it is missing, adds a fault of `setting` and returns
+def existing(
+    path: str | Path, setting: str, faults: Faults, *, folder: bool = False
+) -> Path | None:
+    """Returns `path` with `~` resolved; if it is not a file, adds a fault of `setting` and returns
     None.
+
+    Args:
+        path: Path as the user wrote it.
+        setting: Setting that names it.
+        faults: Faults of the input.
+        folder: Whether it may be a folder.
     """
     resolved = Path(path).expanduser()
-    if resolved.exists():
+    if resolved.is_file() or (folder and resolved.is_dir()):
         return resolved
+    if resolved.exists():
+        what = "a folder" if resolved.is_dir() else "a pipe or a device"
+        faults.add(setting, f"{path} is {what}, not a file")
+        return None
     faults.add(
         setting,
         f"{path} does not exist (current folder: {Path.cwd()}; a recipe may also name files "
@@ -49,16 +61,21 @@ def kind_of(path: Path) -> str:
 def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
     """Yields the objects of a table: JSONL, a JSON list, CSV, TSV or parquet, packed or not.
 
-    The content decides how it is read, not the name. Text is in Unicode's composed form (NFC).
-    Unreadable input becomes a fault: a torn line is skipped, a broken file ends early.
+    The content decides how it is read, not the name. Unreadable input becomes a fault: a torn line
+    is skipped, a broken file ends early.
     """
-    rows = _parquet_rows if _kind_inside(path, faults) == "parquet" else _text_rows
-    for place, row in rows(path, faults):
+    rows = _parquet_rows if _kind_inside(path) == "parquet" else _text_rows
+    yield from rows(path, faults)
+
+
+def in_composed_form(rows: Iterable[Placed]) -> Iterator[Placed]:
+    """Yields rows with all text in Unicode's composed form (NFC)."""
+    for place, row in rows:
         yield place, map_texts(row, composed)
 
 
-def _kind_inside(path: Path, faults: Faults) -> Kind | None:
-    """Returns the kind of a file's content; None, with a fault, if it cannot be read."""
+def _kind_inside(path: Path) -> Kind | None:
+    """Returns the kind of a file's content; None if it cannot be read."""
     try:
         with Opened(path) as opened:
             return opened.kind
@@ -205,7 +222,7 @@ def hub_rows(name: str) -> Iterator[Placed]:
             f"{path}: unknown split {chosen!r}; use one of {', '.join(sorted(table))}"
         )
     for number, row in enumerate(table[chosen], start=1):
-        yield f"{name} ({chosen}): row {number}", map_texts(storable_values(dict(row)), composed)
+        yield f"{name} ({chosen}): row {number}", storable_values(dict(row))
 
 
 def _load(path: str, config: str | None) -> Any:

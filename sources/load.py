@@ -179,7 +179,7 @@ def _load_set(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
     eligible = []
     for placed in questions:
         if settings.split is not None and placed.question.split != settings.split:
-            notes[f"{source}: questions of another split"] += 1
+            notes[f"{source}: questions of the split {placed.question.split}, left out"] += 1
         elif reason := reading.unfit(placed.question):
             notes[f"{source}: questions left out, {reason}"] += 1
         else:

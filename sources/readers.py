@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from base.errors import ConfigError
 from base.faults import Faults
-from sources.files import Placed, Raw, existing, hub_rows, read_rows
+from sources.files import Placed, Raw, existing, hub_rows, in_composed_form, read_rows
 from sources.flashrag import FlashRow
 from sources.hotpotqa import HotpotRow
 from sources.jsonl import QuestionLine
@@ -85,7 +85,7 @@ def read_set(source: str, questions: str | None) -> tuple[list[PlacedQuestion], 
     else:
         path = existing(questions, f"questions of `{source}`", faults)
         rows = read_rows(path, faults) if path else ()
-    merged, repeated = merge_questions(_questions(rows, source, faults), faults)
+    merged, repeated = merge_questions(_questions(in_composed_form(rows), source, faults), faults)
     faults.raise_any()
     if not merged:
         raise ConfigError(f"{questions}: contains no questions")
