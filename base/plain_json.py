@@ -38,7 +38,10 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 
 def dump_json(value: Any, *, ascii_only: bool = False, compact: bool = False) -> str:
-    """Returns any value as JSON on one line; NaN and infinities, which JSON lacks, become null."""
+    """Returns any value as JSON on one line.
+
+    NaN and infinities, which JSON lacks, become None.
+    """
     return json.dumps(
         _finite(value),
         ensure_ascii=ascii_only,

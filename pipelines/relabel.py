@@ -21,7 +21,7 @@ from runs.annotation.labelling import (
 )
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.stored_trees import labels_table, pairs_table, stored_trees
-from runs.annotation.tree_growing import LABELLING, label_digest
+from runs.annotation.tree_growing import label_digest
 from runs.folder import Run, existing_run
 from runs.recipe import Recipe
 from runs.stage import Label, StageContext, StageResult, checked_name
@@ -69,7 +69,7 @@ def _check_not_another(run: Run, label: str, recipe: Recipe) -> None:
     """
     if not load_manifest(run.folder).of(labels_table(label)):
         return
-    if labelling_of(run, label).digest(*LABELLING) != recipe.digest(*LABELLING):
+    if label_digest(labelling_of(run, label), None) != label_digest(recipe, None):
         raise ConfigError(
             f"{run.folder}: the relabelling `{label}` has other settings, and would be lost. "
             "Choose another --label"

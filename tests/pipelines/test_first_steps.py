@@ -45,7 +45,9 @@ def test_every_table_of_a_run_loads_in_datasets_pandas_and_duckdb(
     for file in files:
         rows = len(pandas.read_parquet(file))
         assert rows > 0, file
-        (counted,) = duckdb.execute("SELECT count(*) FROM read_parquet(?)", [str(file)]).fetchone()
+        ((counted,),) = duckdb.execute(
+            "SELECT count(*) FROM read_parquet(?)", [str(file)]
+        ).fetchall()
         table = datasets.load_dataset(
             "parquet", data_files=str(file), split="train", cache_dir=str(tmp_path)
         )
