@@ -12,12 +12,15 @@ Result = TypeVar("Result")
 
 
 async def map_concurrently(
-    items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, Result]], limit: int
+    items: Iterable[Item],
+    work: Callable[[Item], Coroutine[Any, Any, Result]],
+    limit: int | Callable[[], int],
 ) -> AsyncGenerator[Result, None]:
     """Runs `work` over the items, at most `limit` at a time; yields results as they finish.
 
-    An item is taken from `items` when its work can start. If a limit stops an item
-    (`BudgetExceeded`), it yields nothing, and the others continue so that their calls are stored.
+    A limit that changes is a function, which is called when an item could start. An item is taken
+    from `items` when its work can start. If a limit stops an item (`BudgetExceeded`), it yields
+    nothing, and the others continue so that their calls are stored.
     Any other exception is raised after the results that finished with it; the items still running
     are cancelled. Their model calls end and are stored (`engines.ledgered`).
     """
@@ -25,7 +28,8 @@ async def map_concurrently(
     running: set[asyncio.Task[Result]] = set()
     try:
         while True:
-            for item in islice(waiting, limit - len(running)):
+            most = limit if isinstance(limit, int) else limit()
+            for item in islice(waiting, max(0, most - len(running))):
                 running.add(asyncio.create_task(work(item)))
             if not running:
                 return

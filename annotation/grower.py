@@ -8,7 +8,7 @@ from agent.state import State
 from annotation.evaluators import Evaluator, rescored
 from engines.sampling import Sampling
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
-from rewards.answers import normalise
+from rewards.answers import strict_form
 from rewards.scheme import NodeEvaluation, RewardScheme
 from storage.records import Question
 
@@ -70,7 +70,7 @@ async def grow(
         )
         grown.moves[f"{node.path}/{draw}".lstrip("/")] = move
         action, text = move.step.action, move.step.text
-        same = (action.kind, text if scheme.whole_reply else normalise(action.content))
+        same = (action.kind, text if scheme.whole_reply else strict_form(action.content))
         key = same if settings.fold_duplicates else draw
         return Expansion(move.state, move.state.terminal, key)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from annotation.settings import PairSettings
 from base.text import digest_of, replace_surrogates
-from rewards.answers import normalise
+from rewards.answers import strict_form
 from rewards.labels import Label, gap, is_wide_enough
 from storage.records import NO_PARENT, Component, TreeNode
 
@@ -225,4 +225,4 @@ def _is_same(one: TreeNode, other: TreeNode, settings: PairSettings, whole_reply
         return one.text == other.text
     if settings.same_content == "verbatim":
         return one.content == other.content
-    return one.action == other.action and normalise(one.content) == normalise(other.content)
+    return one.action == other.action and strict_form(one.content) == strict_form(other.content)

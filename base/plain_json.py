@@ -1,6 +1,8 @@
-"""JSON from untrusted sources: unreadable text is a `ValueError` with a clear message."""
+"""JSON: unreadable text is a `ValueError` with a clear message, and every value can be written."""
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,30 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         raise ValueError(f"is not JSON ({what} at {line}character {error.colno})") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
+
+
+def dump_json(value: Any, *, ascii_only: bool = False, compact: bool = False) -> str:
+    """Returns any value as JSON on one line.
+
+    NaN and infinities, which JSON lacks, become None.
+    """
+    return json.dumps(
+        _finite(value),
+        ensure_ascii=ascii_only,
+        allow_nan=False,
+        separators=(",", ":") if compact else None,
+        default=str,
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
 
 
 def object_inside(folder: Path, name: str) -> dict[str, Any]:

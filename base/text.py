@@ -1,8 +1,9 @@
-"""Text that every format can hold (no lone surrogates), hashes of it, and phrases in it."""
+"""Text that every format can hold, its forms for identity and comparison, and hashes of it."""
 
 import difflib
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,44 @@ def replace_surrogates(text: str) -> str:
     always the same, so two rows built from one reply are equal.
     """
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def composed(text: str) -> str:
+    """Returns `text` in Unicode's composed form (NFC), which decides identity.
+
+    macOS writes the ü of a file name as u and a combining mark; elsewhere it is one character.
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+_SAME_CHARACTER = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d", "-")
+    | dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc\u00b4`", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"')
+    | dict.fromkeys("\u00ad\u200b\u2060\ufeff")
+)
+"""Dashes, quotation marks and invisible characters."""
+
+
+def comparable(text: str) -> str:
+    """Returns the form of a text in which names and titles are compared.
+
+    Texts that look the same are equal: compatibility forms (NFKC), dashes, quotation marks, white
+    space and case do not count. A superscript stays one: 10² is `10^2`, not `102`.
+    """
+    if not text.isascii():
+        text = "".join(map(_compatible, unicodedata.normalize("NFC", text)))
+        text = unicodedata.normalize("NFKC", text.translate(_SAME_CHARACTER))
+    return " ".join(text.replace("`", "'").split()).casefold()
+
+
+def _compatible(character: str) -> str:
+    """Returns a superscript, subscript or fraction so that it does not touch what precedes it."""
+    kind = unicodedata.decomposition(character).partition(" ")[0]
+    sign = {"<super>": "^", "<sub>": "_", "<fraction>": " "}.get(kind)
+    if sign is None:
+        return character
+    return sign + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -53,22 +92,26 @@ def share_of(text: str) -> float:
 
 
 def holds_phrase(text: str, phrase: str) -> bool:
-    """Returns whether `text` holds `phrase` as whole words, in any case ("no" is not in
-    "north").
+    """Returns whether `text` holds `phrase` as whole words, in any spelling that is `comparable`
+    ("no" is not in "north").
     """
-    if not phrase.strip():
+    phrase = comparable(phrase)
+    if not phrase:
         return False
-    return re.search(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.IGNORECASE) is not None
+    return re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", comparable(text)) is not None
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns a copy of nested dicts, lists and tuples with every string (keys too) changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {map_texts(key, change): map_texts(inner, change) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(inner, change) for inner in value]
+    return value
 
 
 def storable_values(value: Any) -> Any:
-    """Returns a copy of nested dicts, lists and tuples in which every string (keys too) is
-    `replace_surrogates`.
-    """
-    if isinstance(value, str):
-        return replace_surrogates(value)
-    if isinstance(value, dict):
-        return {storable_values(key): storable_values(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable_values(inner) for inner in value]
-    return value
+    """Returns a copy of nested values in which every string is `replace_surrogates`."""
+    return map_texts(value, replace_surrogates)

@@ -155,7 +155,16 @@ async def _grow(
         progress = Progress("annotate", len(data.questions), grows=True, spent=ledger.totals)
         progress.done = progress.resumed_from = len(data.questions) - len(pending)
         growing = grow_questions(
-            recipe, pending, retriever, ledger, gate, progress, context.log, replayed, reread
+            recipe,
+            pending,
+            retriever,
+            ledger,
+            gate,
+            progress,
+            context.log,
+            replayed,
+            reread,
+            tree_cost(recipe, data),
         )
         with gate.listening():
             try:

@@ -10,7 +10,6 @@ if __name__ == "__main__":
     exit_on_interrupt()  # before the other imports
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -23,6 +22,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 from base.memory import format_memory_error, out_of_memory_message
+from base.plain_json import dump_json
 from base.seeds import LEAST, MOST, fits_int64
 from base.terminal_escape import guard_streams, inert, inert_json
 from base.text import did_you_mean, replace_surrogates
@@ -44,6 +44,13 @@ QUIET_ENVIRONMENT = {
 """Set before any import that might phone home, draw progress bars of a second's work, or take most
 of a GPU's memory (JAX, which bm25s imports where it is installed)."""
 
+OF_A_RUN = frozenset(
+    {
+        *("diagnose", "export", "export-pairs", "inspect", "relabel", "report", "show"),
+        *("eval", "train-dpo", "train-rm", "train-sft", "verify"),
+    }
+)
+"""Stages that work on an existing run; without its recipe, they would use the default one."""
 DEFAULT_RECIPE = Path("configs/atlas.yaml")
 """The recipe if neither `--config` nor an existing run gives one."""
 
@@ -264,11 +271,17 @@ def next_stages(
 
 def json_line(totals: Any) -> str:
     """Returns the totals as the JSON of `--json`: one line of ASCII that may be shown as it is."""
-    return inert_json(json.dumps(totals, default=str))
+    return inert_json(dump_json(totals, ascii_only=True))
 
 
 def recipe_file(options: argparse.Namespace) -> Path:
-    """Returns the recipe that was named, else the study's, else the run's own, else the default."""
+    """Returns the recipe that was named, else the study's, else the run's own, else the default.
+
+    Raises:
+        ConfigError: If a stage that needs a run names a missing one.
+    """
+    from base.errors import ConfigError
+
     if options.config is not None:
         return Path(options.config)
     candidates = []
@@ -279,6 +292,11 @@ def recipe_file(options: argparse.Namespace) -> Path:
     if options.run:
         candidates.append(options.run / "config.yaml")
     # Not `exists`, which raises if a folder is not readable; the stage reports that.
+    if options.stage in OF_A_RUN and options.run and not os.access(options.run, os.F_OK):
+        runs = [str(file.parent) for file in options.run.parent.glob("*/config.yaml")]
+        raise ConfigError(
+            f"--run {options.run}: no such folder{did_you_mean(str(options.run), runs)}"
+        )
     return next((file for file in candidates if os.access(file, os.F_OK)), DEFAULT_RECIPE)
 
 

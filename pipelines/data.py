@@ -4,11 +4,17 @@ Both are also done on demand by every stage that needs them.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from analysis.table import NONE, Sheet
 from base.terminal_escape import inert
+from rewards.answers import is_ambiguous, normalise
 from runs.factories import open_data, open_index
 from runs.stage import StageContext, StageResult
+from sources.settings import DataSettings
+
+SMALL_SET = 400
+"""Questions below which a split of a file is too small to learn from or to compare policies."""
 
 
 def data(context: StageContext) -> StageResult:
@@ -25,8 +31,32 @@ def data(context: StageContext) -> StageResult:
     context.log(f"{len(material.passages):,} passages, such as {examples}")
     for line in material.describe_notes():
         context.log(line)
+    if advice := _small_set_advice(context.recipe.data, material.notes):
+        context.log(advice)
+    golds = [gold for q in material.questions for gold in q.answers]
+    if ambiguous := list(dict.fromkeys(filter(is_ambiguous, golds))):
+        shown = ", ".join(
+            f'"{inert(gold)}" and "{inert(normalise(gold))}"' for gold in ambiguous[:3]
+        )
+        context.log(
+            f"warning: {len(ambiguous)} gold answers that SQuAD's exact match takes for others, "
+            f"such as {shown}; rewards compare by `rewards.comparison: "
+            f"{context.recipe.rewards.comparison}`"
+        )
     totals = {"questions": len(material.questions), "passages": len(material.passages)}
-    return StageResult({**totals, "notes": dict(material.notes)})
+    notes = {**material.notes, "ambiguous gold answers": len(ambiguous)}
+    return StageResult({**totals, "notes": notes})
+
+
+def _small_set_advice(settings: DataSettings, notes: Mapping[str, int]) -> str | None:
+    """Returns how to use a small file whole, if its questions are divided into splits."""
+    read = notes.get(f"{settings.source}: questions read", 0)
+    if settings.source == "atlas" or settings.mix or not settings.split or read >= SMALL_SET:
+        return None
+    return (
+        f"note: {read} questions are few for splits. To annotate all of them, set data.split: null "
+        "(--set data.split=null), and evaluate on another file with evaluation.set"
+    )
 
 
 def index(context: StageContext) -> StageResult:

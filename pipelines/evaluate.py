@@ -12,8 +12,9 @@ stored answers; new verdicts replace earlier ones.
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, replace
+from itertools import combinations
 from typing import Any
 
 from agent.protocols import protocol_of
@@ -66,7 +67,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
         + ", ".join((*named, *recipe.evaluation.baselines))
     )
     for note, count in data.notes.items():
-        if "left out, " in note or "of another split" in note:
+        if "left out" in note:
             context.log(f"{note}: {count}")
     log_notes(context, recipe)
     if recipe.answer_judge is not None:
@@ -161,6 +162,11 @@ def _report(
         seed=run.recipe.seed,
     )
     context.console.print(render_table(comparison, by_type=by_type))
+    for one, other in _with_equal_answers(done):
+        context.log(
+            f"note: {one} and {other} take the same steps in every question: they may be the same "
+            "policy"
+        )
     rows = [row.totals() for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:
         differences = [
@@ -175,6 +181,17 @@ def _report(
     more = ", also by type, hops and guessability" if has_more else ""
     context.log(f"wrote {run.folder / 'eval' / name}.md{more}")
     return {"set": name, "policies": rows}
+
+
+def _with_equal_answers(done: dict[str, Evaluated]) -> Iterator[tuple[str, str]]:
+    """Yields the names of policies that took the same steps to the same answers."""
+    answers = {
+        name: {row.question_id: row.trajectory for row in answered.predictions}
+        for name, answered in done.items()
+    }
+    for (one, left), (other, right) in combinations(answers.items(), 2):
+        if left and left == right:
+            yield one, other
 
 
 def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:

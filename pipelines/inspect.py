@@ -12,7 +12,6 @@ parts.
 
 import csv
 import io
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from rich.text import Text
 
 from analysis.table import markdown_rows, markdown_table
 from base.errors import ConfigError
+from base.plain_json import dump_json
 from base.terminal_escape import bare, inert, inert_lines
 from base.text import replace_surrogates
 from runs.annotation.stored_trees import check_relabelling
@@ -158,7 +158,7 @@ FORMATS: dict[str, Callable[[QueryResult, bool], str]] = {
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return dump_json(value)
 
 
 def _shown(value: object) -> str:

@@ -13,14 +13,19 @@ from itertools import groupby
 from analysis.survival import Fresh
 from base.errors import ConfigError
 from runs.annotation.fresh_rollouts import stored_fresh
-from runs.annotation.labelling import Relabeller, keep_labelling, with_label_settings
+from runs.annotation.labelling import (
+    Relabeller,
+    keep_labelling,
+    labelling_of,
+    with_label_settings,
+)
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.stored_trees import labels_table, pairs_table, stored_trees
 from runs.annotation.tree_growing import label_digest
 from runs.folder import Run, existing_run
 from runs.recipe import Recipe
 from runs.stage import Label, StageContext, StageResult, checked_name
-from storage.manifest import PartInfo
+from storage.manifest import PartInfo, load_manifest
 from storage.records import Record
 
 
@@ -30,6 +35,7 @@ def relabel(context: StageContext, label: Label = None) -> StageResult:
     with run.held():
         recipe = with_label_settings(run, context.recipe)
         label = checked_name(label or label_digest(recipe, None))
+        _check_not_another(run, label, recipe)
         relabeller = Relabeller(
             recipe, required_fresh_rollouts(run, recipe) if recipe.pairs.confirmed else {}
         )
@@ -53,6 +59,21 @@ def relabel(context: StageContext, label: Label = None) -> StageResult:
     dropped = dict(relabeller.dropped)
     context.log(f"pairs dropped: {dropped}")
     return StageResult({"label": label, "pairs": counted[pairs], "dropped": dropped})
+
+
+def _check_not_another(run: Run, label: str, recipe: Recipe) -> None:
+    """Checks that no relabelling with other settings has this name.
+
+    Raises:
+        ConfigError: If one has.
+    """
+    if not load_manifest(run.folder).of(labels_table(label)):
+        return
+    if label_digest(labelling_of(run, label), None) != label_digest(recipe, None):
+        raise ConfigError(
+            f"{run.folder}: the relabelling `{label}` has other settings, and would be lost. "
+            "Choose another --label"
+        )
 
 
 def required_fresh_rollouts(run: Run, recipe: Recipe) -> Fresh:

@@ -17,6 +17,7 @@ from runs.training.start import (
     training_run,
     validated_start_policy,
 )
+from runs.training.training_estimate import training_estimate
 from training.preference.dpo import train_dpo as train
 
 
@@ -31,7 +32,8 @@ def train_dpo(context: StageContext, label: Label = None, name: ModelName = "dpo
     target = trained_folder(context, "dpo", name)
     context.log(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if context.dry_run:
-        return StageResult({"pairs": len(pairs), "dry_run": True})
+        estimate = training_estimate(context, "dpo", len(pairs))
+        return StageResult({"pairs": len(pairs), **estimate, "dry_run": True})
     training = training_run(context, "dpo", start, target, training_data_provenance(run, table))
     report = train(training, pairs, stops=protocol_of(run.recipe.agent).stops)
     context.log(f"wrote {target}: {report.summary()}")

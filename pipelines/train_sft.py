@@ -17,6 +17,7 @@ from runs.training.start import (
     training_run,
     validated_start_policy,
 )
+from runs.training.training_estimate import training_estimate
 from training.examples import StepExample, chosen_steps, right_trajectories
 from training.sft import train_on_steps
 
@@ -33,7 +34,7 @@ def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft
     target = trained_folder(context, "sft", name)
     context.log(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
     if context.dry_run:
-        return StageResult({"examples": len(examples), "dry_run": True})
+        return StageResult({**training_estimate(context, "sft", len(examples)), "dry_run": True})
     training = training_run(context, "sft", start, target, training_data_provenance(run, table))
     report = train_on_steps(training, examples, stops=protocol_of(run.recipe.agent).stops)
     context.log(f"wrote {target}: {report.summary()}")

@@ -20,11 +20,12 @@ from agent.protocols import protocol_of
 from base.errors import ConfigError
 from retrieval.index import open_retriever
 from retrieval.settings import RetrievalSettings
-from runs.factories import open_index
+from runs.factories import WARM_START, open_index
 from runs.preflight import require, start_files
 from runs.recipe import Recipe
 from runs.stage import ModelName, StageContext, StageResult
-from runs.training.start import WARM_START, trained_folder, training_run
+from runs.training.start import trained_folder, training_run
+from runs.training.training_estimate import training_estimate
 from sources.load import load_data, unanswerable
 from sources.settings import DataSettings, SetSettings
 from training.examples import StepExample
@@ -84,7 +85,8 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     examples = [*traces.examples, *_reading_examples(context, protocol, counts)]
     made = {"examples": len(examples), "counts": counts}
     if context.dry_run:
-        return StageResult({**made, "dry_run": True})
+        estimate = training_estimate(context, "warm-start", len(examples))
+        return StageResult({**made, **estimate, "dry_run": True})
     blocks = recipe.model_copy(update={"data": drawn}).model_dump(
         mode="json", include={"data", "retrieval", "agent"}, exclude={"data": {"skip"}}
     )

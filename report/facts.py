@@ -143,9 +143,11 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     Policies whose evaluation has not finished are left out.
     """
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for table in sorted({part.table for part in load_manifest(run).parts}):
-        match table.split("/"):
-            case ["eval", policy, name, "predictions"]:
+    # A policy has predictions, failures, or both.
+    tables = {part.table.rpartition("/")[0] for part in load_manifest(run).parts}
+    for folder in sorted(tables):
+        match folder.split("/"):
+            case ["eval", policy, name]:
                 file = run / "eval" / policy / name / "metrics.json"
                 if file.is_file():
                     metrics = json.loads(file.read_text(encoding="utf-8"))

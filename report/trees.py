@@ -6,7 +6,6 @@ compressed JSON, which the page unpacks when a tree is opened; an index lists al
 
 import base64
 import gzip
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from base.plain_json import dump_json
 from storage.manifest import load_manifest
 from storage.parts import read_part, read_parts
 from storage.records import Passage
@@ -61,7 +61,7 @@ class Blobs:
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Adds a blob."""
-        content = json.dumps(rows, ensure_ascii=False, separators=(",", ":"), default=str)
+        content = dump_json(rows, compact=True)
         packed = gzip.compress(content.encode("utf-8", "replace"), compresslevel=6, mtime=0)
         self.blobs.append(base64.b64encode(packed).decode("ascii"))
 

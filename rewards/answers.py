@@ -3,12 +3,20 @@
 Source: the evaluation scripts of SQuAD 1.1 and 2.0 (normalisation, multiset F1, the rule for
 empty answers) and of HotpotQA (the yes/no rule). Two additions: underscores become spaces, and a
 yes/no gold counts as contained in no text.
+
+Reported scores compare SQuAD's normal forms, which are equal for some different answers (3.14 and
+314, C# and C). Rewards may compare `strict_form` instead.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from base.text import comparable
+
+NormalForm = Callable[[str], str]
+"""Answer → form in which answers are compared."""
 
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Answers that get no partial credit (HotpotQA's rule)."""
@@ -30,38 +38,82 @@ def normalise(text: str, *, keep_articles: bool = False) -> str:
     return " ".join(plain.split())
 
 
-def exact_match(prediction: str, golds: Iterable[str]) -> float:
-    """Returns 1.0 if the prediction equals a gold answer after normalisation, else 0.0."""
-    predicted = normalise(prediction)
-    return float(any(predicted == normalise(gold) for gold in golds))
+_STRICT_STEPS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(\*+|__+)(?=\S)(.+?)(?<=\S)\1", r"\2"),  # **Paris**
+        (r"(?<=\d),(?=\d{3}(?!\d))", ""),  # 1,000
+        (r"(?<=\d) ?- ?(?=\d)", "-"),  # 1939 - 1945
+        (r"(?<=\w) ?/ ?(?=\w)", "/"),  # AC / DC
+        (r"[\"()\[\]{};!?¿¡|\\_…]|(?<!\d)[,:]|[,:](?!\d)|(?<!\w)/|/(?!\w)", " "),  # not 10:30
+        (r"(?<=[^\W\d])-|-(?!\W?\d)", " "),  # twenty-one, COVID-19, but not -5 or 1939-1945
+        (r"(?<=[^\W\d])\.|\.(?!\d)|'", ""),  # U.S., O'Neill, but not 3.14 or .5
+    )
+)
+_ARTICLE_BEFORE_WORD = re.compile(r"\b(a|an|the) (?=\S)")
 
 
-def f1(prediction: str, golds: Iterable[str], *, keep_articles: bool = False) -> float:
+def strict_form(text: str, *, keep_articles: bool = False) -> str:
+    """Returns a normal form that differs for answers that differ in meaning.
+
+    As SQuAD's, it ignores case, articles before a word, quotation marks and punctuation between
+    words. It keeps what belongs to a number or name: decimal points, signs, ranges, units and
+    symbols (3.14, -5, 1939-1945, 50%, C#, AC/DC, Vitamin A). Spellings that are `comparable` are
+    equal, and so are 1,000 and 1000, twenty-one and twenty one, U.S. and US.
+
+    Args:
+        text: Any string.
+        keep_articles: Whether to keep all of a, an and the.
+    """
+    plain = whole = comparable(text)
+    for pattern, replacement in _STRICT_STEPS:
+        plain = pattern.sub(replacement, plain)
+    plain = " ".join(plain.split())
+    if not keep_articles:
+        plain = _ARTICLE_BEFORE_WORD.sub("", plain)
+    return plain or whole
+
+
+def is_ambiguous(answer: str) -> bool:
+    """Returns whether SQuAD's normal form of an answer is also that of an answer with another
+    meaning.
+    """
+    kept, lost = (strict_form(form).replace(" ", "") for form in (answer, normalise(answer)))
+    return kept != lost
+
+
+def exact_match(prediction: str, golds: Iterable[str], form: NormalForm = normalise) -> float:
+    """Returns 1.0 if the prediction equals a gold answer in normal form, else 0.0."""
+    predicted = form(prediction)
+    return float(any(predicted == form(gold) for gold in golds))
+
+
+def f1(prediction: str, golds: Iterable[str], form: NormalForm = normalise) -> float:
     """Returns the token-multiset F1 in [0, 1], the best over the golds; 0.0 without golds.
 
     A yes/no prediction or gold must equal the other side (HotpotQA). If either side is empty after
     normalisation, the score is 1.0 if both are, else 0.0 (SQuAD 2.0), so an exact match always
     scores 1.0 here.
     """
-    predicted = normalise(prediction, keep_articles=keep_articles)
-    scores = (_token_f1(predicted, normalise(g, keep_articles=keep_articles)) for g in golds)
-    return max(scores, default=0.0)
+    predicted = form(prediction)
+    return max((_token_f1(predicted, form(gold)) for gold in golds), default=0.0)
 
 
-def contains(text: str, golds: Iterable[str]) -> bool:
+def contains(text: str, golds: Iterable[str], form: NormalForm = normalise) -> bool:
     """Returns whether a gold's tokens occur in the text, side by side and in order.
 
     Ignores yes/no golds and golds without a token, because nearly any long text would contain them.
     """
-    words = f" {normalise(text)} "
-    normal = (normalise(gold) for gold in golds)
+    words = f" {form(text)} "
+    normal = map(form, golds)
     return any(gold and gold not in CLOSED_ANSWERS and f" {gold} " in words for gold in normal)
 
 
-def cover_em(prediction: str, golds: Iterable[str]) -> float:
+def cover_em(prediction: str, golds: Iterable[str], form: NormalForm = normalise) -> float:
     """Returns 1.0 if the prediction equals or contains a gold, else 0.0; so never below EM."""
     golds = tuple(golds)
-    return float(exact_match(prediction, golds) == 1.0 or contains(prediction, golds))
+    is_equal = exact_match(prediction, golds, form) == 1.0
+    return float(is_equal or contains(prediction, golds, form))
 
 
 def supporting_recall(retrieved_ids: Iterable[str], supporting_ids: Sequence[str]) -> float | None:

@@ -68,8 +68,8 @@ def arena_outcome(
     """
     text = policy_text(segments)
     answer = (section(text, "answer") or "").strip()
-    em = exact_match(answer, golds) if answer else 0.0
-    accuracy = f1(answer, golds) if answer and settings.accuracy == "f1" else em
+    em = exact_match(answer, golds, settings.form) if answer else 0.0
+    accuracy = f1(answer, golds, settings.form) if answer and settings.accuracy == "f1" else em
     cited = _numbers(section(text, "relevance"))
     relevance = _relevance(cited, supporting, settings.partial_relevance)
     failures = tuple(_failures(text, cited, reference_count))

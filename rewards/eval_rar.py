@@ -70,10 +70,10 @@ def eval_rar_outcome(
     counted = [e for e in evaluations if e.is_admitted or settings.evaluations == "all"]
     answer = final_answer(segments, search_tags)
     is_refining = settings.reward == "autorefine"
-    right = (f1 if is_refining else exact_match)(answer, golds) if answer else 0.0
+    right = (f1 if is_refining else exact_match)(answer, golds, settings.form) if answer else 0.0
     evaluation = None
     if settings.reward != "em":
-        has_gold = any(contains(e.text, golds) for e in counted)
+        has_gold = any(contains(e.text, golds, settings.form) for e in counted)
         evaluation = settings.r_eval if has_gold else 0.0
     components = {
         "f1" if is_refining else "em": right,

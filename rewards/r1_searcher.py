@@ -90,9 +90,9 @@ def r1_searcher_outcome(
 
 def _answer_reward(answer: str | None, golds: Sequence[str], settings: R1SearcherSettings) -> float:
     if settings.answer_reward == "f1":
-        return 0.0 if answer is None else f1(answer, golds)
+        return 0.0 if answer is None else f1(answer, golds, settings.form)
     is_right = exact_match if settings.answer_reward == "em" else cover_em
-    return 1.0 if answer is not None and is_right(answer, golds) else -1.0
+    return 1.0 if answer is not None and is_right(answer, golds, settings.form) else -1.0
 
 
 def _blocks(segments: Sequence[Segment]) -> list[str]:

@@ -1,10 +1,12 @@
 """Settings of the `rewards:` block: one class per reward scheme."""
 
+from functools import partial
 from typing import Literal, get_args
 
 from pydantic import Field
 
 from base.settings import Settings
+from rewards.answers import NormalForm, normalise, strict_form
 
 Estimator = Literal["monte_carlo", "tree", "rollout", "judge"]
 RewardName = Literal["retrieval", "action", "overlap", "backtrack", "refusal", "step", "answer"]
@@ -17,9 +19,18 @@ class SchemeSettings(Settings):
 
     Attributes:
         scheme: Name of the scheme; it decides the other settings (`rewards.schemes`).
+        comparison: How answers are compared: `squad` as papers do, which takes 3.14 for 314 and C#
+            for C, or `strict`. Defaults to `strict` for the sources `jsonl` and `atlas`, else to
+            `squad`. Reported EM and F1 are always SQuAD's.
     """
 
     scheme: str
+    comparison: Literal["squad", "strict"] | None = None
+
+    @property
+    def form(self) -> NormalForm:
+        """The form in which answers are compared."""
+        return strict_form if self.comparison == "strict" else normalise
 
 
 class SpreSettings(SchemeSettings):
@@ -40,6 +51,11 @@ class SpreSettings(SchemeSettings):
     label_forced: bool = True
     keep_articles: bool = False
     judge_decay: bool = True
+
+    @property
+    def form(self) -> NormalForm:
+        form = strict_form if self.comparison == "strict" else normalise
+        return partial(form, keep_articles=self.keep_articles)
 
 
 class EvoRagSettings(SchemeSettings):

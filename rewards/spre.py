@@ -26,7 +26,7 @@ from functools import cached_property
 from statistics import fmean
 
 from agent.state import State
-from rewards.answers import f1, normalise
+from rewards.answers import f1, strict_form
 from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.scheme import RewardScheme
@@ -49,7 +49,7 @@ Evidence = list[tuple[float, RolloutOutcome]]
 
 def trajectory_digest(actions: Iterable[tuple[str, str]]) -> str:
     """Returns the digest of (action, content) from the root; equal for equal texts."""
-    text = "\x1f".join(f"{kind}\x1e{normalise(content)}" for kind, content in actions)
+    text = "\x1f".join(f"{kind}\x1e{strict_form(content)}" for kind, content in actions)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -64,7 +64,7 @@ def decayed(score: float, depth: int, settings: SpreSettings) -> float:
 
 def answer_f1(answer: str | None, golds: Sequence[str], settings: SpreSettings) -> float:
     """Returns the F1 of an answer, in [0, 1]; 0 for a missing one."""
-    return 0.0 if answer is None else f1(answer, golds, keep_articles=settings.keep_articles)
+    return 0.0 if answer is None else f1(answer, golds, settings.form)
 
 
 def is_counted(forced: bool, settings: SpreSettings) -> bool:

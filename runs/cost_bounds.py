@@ -61,6 +61,10 @@ class CostRange:
         return CostRange(*products)
 
 
+FREE = CostRange()
+"""The cost of nothing."""
+
+
 def call_cost(
     recipe: Recipe, data: Data, model: ModelSettings, number: Range, *, tokens: bool = False
 ) -> CostRange:

@@ -19,7 +19,7 @@ from engines.settings import Price
 from runs.cost_bounds import CostRange, Range, scale
 from runs.folder import existing_run
 from runs.recipe import LimitSettings, Recipe, identity_settings
-from runs.record import LEDGER, flat
+from runs.record import LEDGER, flat, read_record, recipe_of
 from runs.stage import StageContext, StageResult
 from storage.call_history import read_call_history
 from storage.ledger import Ledger
@@ -146,7 +146,7 @@ class CostEstimate:
         time = "unknown before the first calls"
         if self.seconds is not None:
             rate = f"{self.calls_per_s:,.1f} calls per second"
-            time = f"{_joined(map(_duration, self.seconds))} at {rate}"
+            time = f"{_joined(map(duration, self.seconds))} at {rate}"
         disk = _joined(decimal(round(size)) for size in cost.disk_bytes)
         yield f"expected time: {time}; disk: {disk}"
         if not self.observed:
@@ -219,6 +219,8 @@ def estimate_from_run(
         if history is None:
             raise ConfigError(f"--history: {run}: has no finished {unit}s of this stage")
         _warn_of_differences(context, other.recipe)
+    elif history is not None and (record := read_record(run)) is not None:
+        _warn_of_differences(context, recipe_of(run, record))
     if history is None:
         return CostEstimate(unit, units, bounds, "bounds from the recipe")
     each = [sum(by_role.values(), Totals()) for by_role in history.totals]
@@ -256,7 +258,9 @@ def _warn_of_differences(context: StageContext, other: Recipe) -> None:
     old, new = (flat({name: blocks[name] for name in DECIDING}) for blocks in settings)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if names:
-        context.log(f"note: the run of --history has other settings: {', '.join(names)}")
+        context.log(
+            f"note: the run that this estimate is from has other settings: {', '.join(names)}"
+        )
 
 
 def _whole(values: Range) -> list[int]:
@@ -271,7 +275,8 @@ def _joined(values: Iterable[str]) -> str:
     return " to ".join(dict.fromkeys(values))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Returns a duration in words."""
     for length, name in ((3600, "h"), (60, "min")):
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {name}"

@@ -24,6 +24,9 @@ from storage.cache import cache_section
 from storage.ledger import Ledger
 from storage.records import Passage
 
+WARM_START = "warm-start"
+"""Name of the folder that `make warm-start` writes below `models/<run>`."""
+
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
     """Returns questions and corpus of the recipe, checked; `settings` replaces its `data:` block.

@@ -30,7 +30,7 @@ from runs.endpoint_check import (
     policy_call,
     verifier_call,
 )
-from runs.factories import engine_for, model_folder, sampling_for
+from runs.factories import WARM_START, engine_for, model_folder, sampling_for
 from runs.recipe import JUDGE, Recipe
 from runs.stage import StageContext
 from sources.files import existing
@@ -83,7 +83,7 @@ def data_files(recipe: Recipe) -> Iterator[Check]:
 
 def _check_exists(path: str, setting: str) -> None:
     faults = Faults()
-    existing(path, setting, faults)
+    existing(path, setting, faults, folder=setting == "data.corpus")
     faults.raise_any()
 
 
@@ -185,6 +185,8 @@ def _names_weights(model: str) -> None:
 
 
 def _runs_embedded(model: str) -> None:
+    if Path(model).name == WARM_START and not Path(model).exists():
+        raise ConfigError(f"{model} does not exist yet: `make warm-start` makes it")
     check_embedded(validated_policy_files(model))
 
 
@@ -243,8 +245,24 @@ def log_notes(context: StageContext, recipe: Recipe, data: Data | None = None) -
     """Logs what was noted about the data, and proxies that can read the prompts."""
     for line in data.describe_notes() if data else ():
         context.log(f"data: {line}")
-    for line in plaintext_proxy_warnings(recipe):
+    for line in (*plaintext_proxy_warnings(recipe), *unused_models(recipe)):
         context.log(f"note: {line}")
+
+
+def unused_models(recipe: Recipe) -> Iterator[str]:
+    """Yields a line for each model of the recipe that no stage calls."""
+    if recipe.judge and not recipe.active_judge and not recipe.answer_judge:
+        yield (
+            f"judge: nothing uses it, because mcts.evaluator is `{recipe.mcts.evaluator}` and "
+            "evaluation.judge is not set"
+        )
+    if recipe.verifier and not recipe.active_verifier:
+        yield f"verifier: nothing uses it, because rewards.scheme is `{recipe.rewards.scheme}`"
+    if recipe.reward_model and not recipe.active_reward_model:
+        yield (
+            "reward_model: nothing uses it, because neither mcts.evaluator nor pairs.score is "
+            "`reward_model`"
+        )
 
 
 def _proxy_warning(setting: str, url: str | None, seen: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from retrieval.settings import RetrievalSettings
 from rewards.scheme import RewardScheme
 from rewards.schemes import RewardSettings, scheme_of
 from rewards.settings import SpreSettings
-from sources.settings import DataSettings, SetSettings, Split
+from sources.settings import OWN_SOURCES, DataSettings, SetSettings, Split
 from training.settings import TrainingSettings
 
 
@@ -238,6 +238,15 @@ class Recipe(Settings):
     evaluation: EvaluationConfig = EvaluationConfig()
     curriculum: CurriculumSettings = CurriculumSettings()
     difficulty: DifficultySettings = DifficultySettings()
+
+    def with_comparison(self) -> "Recipe":
+        """Returns this recipe with the default of `rewards.comparison` for its data filled in."""
+        if self.rewards.comparison is not None:
+            return self
+        is_own = {part.source for part in self.data.mix or (self.data,)} <= OWN_SOURCES
+        comparison = "strict" if is_own else "squad"
+        rewards = self.rewards.model_copy(update={"comparison": comparison})
+        return self.model_copy(update={"rewards": rewards})
 
     @property
     def scheme(self) -> RewardScheme:

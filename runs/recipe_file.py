@@ -131,7 +131,7 @@ def _resolved(recipe: Path, given: Any) -> Any:
 def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
     """Returns the recipe and its errors; faulty blocks get their defaults."""
     try:
-        return Recipe.model_validate(values), []
+        return Recipe.model_validate(values).with_comparison(), []
     except ValidationError as error:
         faults: list[dict[str, Any]] = [dict(fault) for fault in error.errors()]
     unsound = {fault["loc"][0] for fault in faults}

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from base.errors import BudgetExceeded, ConfigError
 from base.terminal_escape import inert
 from base.text import Log
+from runs.cost_bounds import CostRange
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
 from runs.terminal import Terminal
 from storage.ledger_rows import Totals
@@ -132,6 +133,10 @@ class Gate:
     started: float = field(default_factory=time.monotonic)
     reason: str | None = None
     interrupted: bool = False
+    _before: Totals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before = self.spent()
 
     def check(self) -> None:
         """Lets one new call through.
@@ -157,6 +162,44 @@ class Gate:
         if limits.max_hours is not None and hours >= limits.max_hours:
             return f"limits.max_hours {limits.max_hours} reached"
         return None
+
+    def fitting(self, most: int, done: int, begun: float, bound: CostRange) -> int:
+        """Returns how many questions may be in progress so that the limits let them finish.
+
+        These are at least as many as the limits pay for at the highest of their bounds. Beyond
+        that, a question is assumed to cost what those of this attempt cost on average, the parts of
+        running ones included. Few questions may not be typical, so at most two run for each that is
+        done.
+
+        Args:
+            most: Most questions in progress.
+            done: Questions that this attempt finished.
+            begun: Sum of the parts of running questions that are done, each from 0 to 1.
+            bound: Bounds of a question's cost.
+
+        Returns:
+            A number from 1 to `most`.
+        """
+        before, now, limits = self._before, self.spent(), self.limits
+        dollars = bound.cost_usd[1] if bound.cost_usd is not None else 0.0
+        budgets = (
+            (limits.max_usd, before.cost_usd, now.cost_usd, dollars),
+            (
+                limits.max_tokens,
+                before.input_tokens + before.output_tokens,
+                now.input_tokens + now.output_tokens,
+                bound.input_tokens[1] + bound.output_tokens[1],
+            ),
+        )
+        for limit, at_start, at_present, highest in budgets:
+            if limit is None or highest <= 0:
+                continue
+            left = limit - at_start
+            certain = int(left / highest) - done
+            average = (at_present - at_start) / (done + begun) if done else highest
+            likely = int(left / average) - done if average else most
+            most = min(most, max(certain, min(likely, 2 * done)))
+        return max(1, most)
 
     def closed(self) -> bool:
         """Returns whether no further question may start; sets `reason` after a stop signal."""

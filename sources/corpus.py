@@ -9,6 +9,7 @@ from typing import Any
 from base.errors import ConfigError
 from base.faults import Faults
 from base.plain_json import kind_in_words
+from base.text import composed
 from sources.documents import (
     CONVERTERS,
     ENDINGS,
@@ -17,9 +18,12 @@ from sources.documents import (
     read_document,
     reject_format,
 )
-from sources.files import Raw, existing, kind_of, read_rows
+from sources.files import Raw, existing, in_composed_form, kind_of, read_rows
 from sources.rows import content_id, first_words
 from storage.records import Passage, Question
+
+_IDS = ("id", "_id", "docid", "doc_id", "pid")
+"""Names of a passage's id: ours and FlashRAG's, BEIR's, Tevatron's, MS MARCO's."""
 
 PlacedPassage = tuple[str, Passage]
 """A place ("file:line") and its passage."""
@@ -80,9 +84,9 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
     """Returns the union of `paths`.
 
     Args:
-        paths: JSONL files (`.gz` too) of passages `{"id", "title", "text"}` (also FlashRAG's
-            `{"id", "contents"}`) or of documents `{"text"}`; `.txt` and `.md` files; folders of
-            such files.
+        paths: Tables (`sources.files`) of passages `{"id", "title", "text"}` (also BEIR's with
+            `_id`, and FlashRAG's `{"id", "contents"}`) or of documents `{"text"}`; `.txt` and `.md`
+            files; folders of such files.
         passage_words: Words per passage when documents are cut, at least 1.
 
     Raises:
@@ -90,7 +94,8 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
             to 20 faults with file and line.
     """
     faults, corpus = Faults(), Corpus()
-    files = [path for given in paths if (path := existing(given, "data.corpus", faults))]
+    resolved = (existing(given, "data.corpus", faults, folder=True) for given in paths)
+    files = [path for path in resolved if path is not None]
     for path in files:
         for place, passage in _read(path, passage_words, faults, corpus.counts):
             corpus.add(place, passage, faults)
@@ -108,7 +113,7 @@ def _read(
         if kind_of(path) in CONVERTERS:
             reject_format(path, faults)
             return
-        for place, raw in read_rows(path, faults):
+        for place, raw in in_composed_form(read_rows(path, faults)):
             try:
                 of_row = _passages_of(path.name, raw, passage_words)
             except ValueError as error:
@@ -118,7 +123,7 @@ def _read(
                 yield place, passage
         return
     for file in document_files(path, passed_over, faults) if path.is_dir() else [path]:
-        name = (Path(path.name) / file.relative_to(path)).as_posix()
+        name = composed((Path(path.name) / file.relative_to(path)).as_posix())
         passages = read_document(file, name, passage_words, faults)
         if not passages:
             passed_over["corpus documents skipped, without text"] += 1
@@ -132,6 +137,7 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
     Raises:
         ValueError: If a field is of the wrong type or empty.
     """
+    name = next((_text(raw, key) for key in _IDS if raw.get(key) not in (None, "")), None)
     if "contents" in raw and "text" not in raw:
         contents = _text(raw, "contents")
         title, line_break, text = contents.partition("\n")
@@ -140,22 +146,21 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
             title, text = _text(raw, "title"), contents
         elif not line_break:
             title, text = first_words(contents), contents
-        return (Passage(id=_text(raw, "id"), title=title, text=text),)
-    if "id" in raw and "title" in raw:
-        title = raw["title"]
+        return (Passage(id=name or content_id(title, text), title=title, text=text),)
+    text = _text(raw, "text")
+    if name is not None and "title" in raw:
+        title = raw["title"] or ""
         if not isinstance(title, str):
             raise ValueError(f"'title' must be text, not {kind_in_words(title)}")
-        return (Passage(id=_text(raw, "id"), title=title, text=_text(raw, "text")),)
-    text = _text(raw, "text")
-    name = _text(raw, "id") if "id" in raw else f"{file}-{content_id(text)}"
+        return (Passage(id=name, title=title, text=text),)
     title = _text(raw, "title") if raw.get("title") else first_words(text)
-    return cut(name, title, text, passage_words)
+    return cut(name or f"{file}-{content_id(text)}", title, text, passage_words)
 
 
 def _text(raw: Raw, key: str) -> str:
     value: Any = raw.get(key)
-    if key == "id" and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
+    if key in _IDS and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(int(value)) if float(value).is_integer() else str(value)
     if key not in raw:
         raise ValueError(f"lacks the field {key!r}")
     if not isinstance(value, str):

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from base.faults import Faults
+from base.text import composed
 from sources.files import kind_of, text_lines
+from sources.packing import SUFFIXES, unpacked_name
 from storage.records import Passage
 
 ENDINGS = (".txt", ".md")
@@ -68,12 +70,12 @@ def reject_format(path: Path, faults: Faults) -> None:
 
 def _is_converted(path: Path) -> bool:
     texts = (_stem(path) + ending for ending in ENDINGS)
-    return any(path.with_name(name + gz).exists() for name in texts for gz in ("", ".gz"))
+    return any(path.with_name(name + end).exists() for name in texts for end in ("", *SUFFIXES))
 
 
 def _stem(path: Path) -> str:
-    """Returns the file name without its ending, also without `.gz`."""
-    return path.name.removesuffix(".gz").rpartition(".")[0]
+    """Returns the file name without its ending and that of its packing."""
+    return unpacked_name(path.name).rpartition(".")[0]
 
 
 def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> list[Passage]:
@@ -82,10 +84,10 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
     Underscores of the file name become spaces, so that a search finds its words.
     """
     before = faults.count
-    text = "".join(text_lines(path, faults))
+    text = composed("".join(text_lines(path, faults)))
     if faults.count > before:
         return []
-    title = _first_heading(text) or _stem(path).replace("_", " ")
+    title = _first_heading(text) or composed(_stem(path)).replace("_", " ")
     return list(cut(name, title, text, passage_words))
 
 

@@ -1,33 +1,50 @@
 """Raw rows of a file or of a set on the Hugging Face hub, each with its place."""
 
-import csv
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+from pyarrow.parquet import ParquetFile
 
 from base.errors import ConfigError
 from base.faults import Faults
 from base.plain_json import as_object, kind_in_words, parse_json
-from base.text import replace_surrogates, storable_values
+from base.text import composed, map_texts, replace_surrogates, storable_values
+from sources.delimited import delimited_rows
+from sources.packing import DAMAGED, Kind, NotReadable, Opened, unpacked_name
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]
 """A place ("file:line") and its object."""
 
+_PARQUET_ROWS = 1024
+"""Rows of a parquet file in memory at once."""
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
-def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
-    """Returns `path` with `~` resolved; if it is missing, adds a fault of `setting` and returns
+def existing(
+    path: str | Path, setting: str, faults: Faults, *, folder: bool = False
+) -> Path | None:
+    """Returns `path` with `~` resolved; if it is not a file, adds a fault of `setting` and returns
     None.
+
+    Args:
+        path: Path as the user wrote it.
+        setting: Setting that names it.
+        faults: Faults of the input.
+        folder: Whether it may be a folder.
     """
     resolved = Path(path).expanduser()
-    if resolved.exists():
+    if resolved.is_file() or (folder and resolved.is_dir()):
         return resolved
+    if resolved.exists():
+        what = "a folder" if resolved.is_dir() else "a pipe or a device"
+        faults.add(setting, f"{path} is {what}, not a file")
+        return None
     faults.add(
         setting,
         f"{path} does not exist (current folder: {Path.cwd()}; a recipe may also name files "
@@ -37,42 +54,97 @@ def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
 
 
 def kind_of(path: Path) -> str:
-    """Returns the file's ending without `.gz`, such as ".jsonl"."""
-    return Path(path.name.lower().removesuffix(".gz")).suffix
+    """Returns the ending of a file's name, without that of its packing, such as ".jsonl"."""
+    return Path(unpacked_name(path.name.lower())).suffix
 
 
 def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
-    """Yields objects of a JSONL, JSON, CSV or TSV file (`.gz` too; other endings are read as
-    JSONL).
+    """Yields the objects of a table: JSONL, a JSON list, CSV, TSV or parquet, packed or not.
 
-    Unreadable input becomes a fault: a torn line is skipped, a broken file ends early.
+    The content decides how it is read, not the name. Unreadable input becomes a fault: a torn line
+    is skipped, a broken file ends early.
     """
-    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}
-    yield from readers.get(kind_of(path), _jsonl_rows)(path, text_lines(path, faults), faults)
+    rows = _parquet_rows if _kind_inside(path) == "parquet" else _text_rows
+    yield from rows(path, faults)
+
+
+def in_composed_form(rows: Iterable[Placed]) -> Iterator[Placed]:
+    """Yields rows with all text in Unicode's composed form (NFC)."""
+    for place, row in rows:
+        yield place, map_texts(row, composed)
+
+
+def _kind_inside(path: Path) -> Kind | None:
+    """Returns the kind of a file's content; None if it cannot be read."""
+    try:
+        with Opened(path) as opened:
+            return opened.kind
+    except (NotReadable, *DAMAGED):
+        return None  # the reader meets it again
+
+
+def _text_rows(path: Path, faults: Faults) -> Iterator[Placed]:
+    lines = text_lines(path, faults)
+    start = list(_until_content(lines))
+    first = start[-1].lstrip() if start else ""
+    whole = chain(start, lines)
+    if first[:1] == "[" or (first[:1] == "{" and not _is_row(first)):
+        yield from _json_rows(path, whole, faults)
+    elif first[:1] == "{":
+        yield from _jsonl_rows(path, whole, faults)
+    elif first[:1] == "<":
+        faults.add(str(path), "is a web page or XML, not a table; check where it came from")
+    elif kind_of(path) in (".csv", ".tsv") or "\t" in first or "," in first:
+        yield from delimited_rows(path, whole, faults)
+    elif first:
+        faults.add(str(path), "is neither JSONL, JSON, CSV, TSV nor parquet")
+
+
+def _until_content(lines: Iterator[str]) -> Iterator[str]:
+    """Yields lines up to the first one that is not blank."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
+
+
+def _is_row(line: str) -> bool:
+    """Returns whether a line is one object of JSONL, and not a whole document or its beginning."""
+    try:
+        return not isinstance(parse_object(line).get("data"), list)
+    except ValueError:
+        return False
 
 
 def text_lines(path: Path, faults: Faults) -> Iterator[str]:
-    """Yields the lines of a text (UTF-8, a byte-order mark is dropped), unpacking `.gz`.
+    """Yields the lines of a text (UTF-8, or UTF-16 with a byte-order mark), unpacked.
 
     A file that breaks ends early, with a fault. Bytes that are not UTF-8 are faults too. They
     become U+FFFD, so that other faults of the line are found as well.
     """
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
     number = 0
     try:
-        # A strict reader would stop up to a block before a bad byte, and lose the following lines.
-        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            for number, line in enumerate(file, start=1):
+        with (
+            Opened(path) as opened,
+            # A strict reader would stop up to a block before a bad byte, and lose what follows.
+            io.TextIOWrapper(
+                opened.file, opened.encoding, errors="surrogateescape", newline=""
+            ) as text,
+        ):
+            for number, line in enumerate(text, start=1):
                 if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
                     where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
                     faults.add(
                         f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8"
                     )
                 yield replace_surrogates(line)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        faults.add(f"{path}:{number + 1}", f"the gzip data is damaged ({error}); replace the file")
-    except OSError as error:
-        faults.add(str(path), f"cannot be read: {error}")
+    except NotReadable as error:
+        faults.add(str(path), str(error))
+    except DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            faults.add(str(path), f"cannot be read: {error}")
+        else:
+            faults.add(f"{path}:{number + 1}", f"the packed data is damaged ({error}); replace it")
 
 
 def parse_object(text: str) -> Raw:
@@ -97,7 +169,7 @@ def _jsonl_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Pl
 
 
 def _json_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
-    """Yields a list of objects, or `{"data": [...]}`; a `.json` file of lines is read as JSONL."""
+    """Yields a list of objects, or those of `{"data": [...]}`; lines of JSON are read as JSONL."""
     before = faults.count
     text = "".join(lines)
     try:
@@ -120,19 +192,16 @@ def _json_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Pla
             faults.add(f"{path}: item {number}", f"is {kind_in_words(item)}, not an object")
 
 
-def _csv_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Placed]:
-    delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+def _parquet_rows(path: Path, faults: Faults) -> Iterator[Placed]:
+    number = 0
     try:
-        for row in reader:
-            place = f"{path}:{reader.line_num}"
-            if None in row or None in row.values():
-                columns = len(reader.fieldnames or ())
-                faults.add(place, f"does not have the {columns} columns of the header")
-            else:
-                yield place, row
-    except csv.Error as error:
-        faults.add(f"{path}:{reader.line_num}", f"is not {kind_of(path)[1:]} ({error})")
+        with Opened(path) as opened, ParquetFile(opened.file) as table:
+            for batch in table.iter_batches(_PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", storable_values(row)
+    except (pa.ArrowException, *DAMAGED) as error:
+        faults.add(f"{path}: row {number + 1}", f"the parquet data is damaged ({error})")
 
 
 def hub_rows(name: str) -> Iterator[Placed]:

@@ -5,7 +5,7 @@ with a supporting title that contain a gold answer as whole words (yes and no do
 passages with that title. Otherwise, the gold documents are unknown. (Titles are ambiguous in
 MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
 
-A title that the corpus does not have exactly may differ from one in case and underscores, or be the
+A title that the corpus does not have exactly may be a `comparable` one, underscores apart, or the
 path or file name of a document that is titled by its heading.
 """
 
@@ -13,8 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from base.text import holds_phrase
-from sources.documents import ENDINGS
+from base.text import comparable, holds_phrase
+from sources.documents import CONVERTERS, ENDINGS
+from sources.packing import unpacked_name
 from storage.records import Passage, Question
 
 CLOSED_ANSWERS = {"yes", "no"}
@@ -55,7 +56,7 @@ def resolve_gold(
             if ids and title in by_title:  # neither the spelling nor the passages are open
                 spelled.append(title)
                 continue
-            candidates = by_title.get(title) or similar.get(title_key(title)) or ()
+            candidates = by_title.get(title) or similar.get(_document_key(title)) or ()
             gold = _holding_answers(candidates, question.answers)
             spelled += dict.fromkeys(passage.title for passage in gold) or [title]
             titled += gold
@@ -71,17 +72,26 @@ def resolve_gold(
 
 
 def title_key(title: str) -> str:
-    """Returns a title without case, underscores and repeated blanks."""
-    return " ".join(title.replace("_", " ").split()).casefold()
+    """Returns the form in which titles are compared; underscores are blanks."""
+    return comparable(title.replace("_", " "))
 
 
 def _similar(titles: Iterable[str], passages: Iterable[Passage]) -> Mapping[str, Sequence[Passage]]:
     """Returns the passages whose title, path or file name is similar to one of `titles`."""
-    similar: dict[str, list[Passage]] = {title_key(title): [] for title in titles}
+    similar: dict[str, list[Passage]] = {_document_key(title): [] for title in titles}
     for passage in passages if similar else ():
         for key in {title_key(name) for name in _names(passage)} & similar.keys():
             similar[key].append(passage)
     return similar
+
+
+def _document_key(title: str) -> str:
+    """Returns the key of a title; of a file that was converted (`travel.html`), without its ending.
+
+    The corpus has the text file of the same name.
+    """
+    path = PurePosixPath(title)
+    return title_key(str(path.with_suffix("")) if path.suffix.lower() in CONVERTERS else title)
 
 
 def _names(passage: Passage) -> Iterator[str]:
@@ -90,10 +100,11 @@ def _names(passage: Passage) -> Iterator[str]:
     """
     yield passage.title
     file = PurePosixPath(passage.id.rpartition("#")[0] or passage.id)
-    file = file.with_suffix("") if file.suffix.lower() == ".gz" else file
+    file = file.with_name(unpacked_name(file.name)) if file.name else file
     if file.suffix.lower() in ENDINGS:
         below_folder = PurePosixPath(*file.parts[1:])
-        yield from (str(file), str(below_folder), file.name, file.stem)
+        for path in (file, below_folder, PurePosixPath(file.name)):
+            yield from (str(path), str(path.with_suffix("")))
 
 
 def _holding_answers(candidates: Sequence[Passage], answers: Sequence[str]) -> Sequence[Passage]:

@@ -1,5 +1,7 @@
 """HotpotQA and 2WikiMultiHopQA in their own formats (a JSON list) and in the hub's."""
 
+import json
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, BeforeValidator, Field
@@ -14,6 +16,9 @@ def _titled(value: Any, *columns: str) -> Any:
     Args:
         columns: Names of the second list; the first that exists is read.
     """
+    if isinstance(value, str):  # 2WikiMultiHopQA at the hub has lists as JSON text
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
     if isinstance(value, dict):
         titles = value.get("title")
         others = next((value[column] for column in columns if column in value), None)

@@ -7,11 +7,27 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from base.terminal_escape import inert_json
 from base.text import storable_values
-from sources.rows import Answers, Identifier, Row, Text, distinct, with_answers
+from sources.rows import (
+    ANSWERS,
+    IDS,
+    QUESTION,
+    Answers,
+    Hops,
+    Names,
+    OptionalIdentifier,
+    OptionalText,
+    Row,
+    Text,
+    Truth,
+    content_id,
+    distinct,
+    with_answers,
+)
 from storage.records import Paragraph, Question
 
-NoneAsEmpty = BeforeValidator(lambda value: [] if value is None else value)
-"""Reads a list that is not set, as in exports of tables, as an empty one."""
+
+def _none_as_empty(value: Any) -> Any:
+    return [] if value is None else value
 
 
 class ParagraphField(BaseModel):
@@ -20,41 +36,44 @@ class ParagraphField(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     id: Annotated[
-        Identifier | None, Field(default=None, validation_alias=AliasChoices("id", "pid"))
+        OptionalIdentifier, Field(default=None, validation_alias=AliasChoices("id", "pid", "_id"))
     ]
     title: str
     text: str
-    is_supporting: bool = False
+    is_supporting: Truth = False
 
 
 class QuestionLine(Row):
-    """`{"id", "question", "answers", "type"?, "hops"?, "supporting_titles"?, "paragraphs"?}`.
+    """`{"id"?, "question", "answers", "type"?, "hops"?, "supporting_titles"?, "paragraphs"?}`.
 
     Further fields: `answerable` (false allows no answers), `supporting_ids`, `licence`. All others
-    are kept in `extra`.
+    are kept in `extra`. A question without an id gets one from its content.
     """
 
     format: ClassVar[str] = "Branchwise's JSONL"
 
-    id: Identifier
-    question: Text
-    answers: Answers = Field(default_factory=list)
-    type: str | None = None
-    hops: int | None = Field(default=None, ge=1, le=32_767)  # limit of an int16 column
-    answerable: bool = True
-    supporting_titles: Annotated[list[str], NoneAsEmpty] = Field(default_factory=list)
-    supporting_ids: Annotated[list[Identifier], NoneAsEmpty] = Field(default_factory=list)
-    paragraphs: Annotated[list[ParagraphField], NoneAsEmpty] = Field(default_factory=list)
-    licence: str | None = None
+    id: Annotated[OptionalIdentifier, Field(default=None, validation_alias=IDS)]
+    question: Annotated[Text, Field(validation_alias=QUESTION)]
+    answers: Annotated[Answers, Field(default_factory=list, validation_alias=ANSWERS)]
+    type: OptionalText = None
+    hops: Hops
+    answerable: Truth = True
+    supporting_titles: Names
+    supporting_ids: Names
+    paragraphs: Annotated[list[ParagraphField], BeforeValidator(_none_as_empty)] = Field(
+        default_factory=list
+    )
+    licence: OptionalText = None
 
     @classmethod
     def recognises(cls, raw: dict[str, Any]) -> bool:
-        return "answers" in raw
+        return "answers" in raw and not isinstance(raw.get("context"), str)
 
     def to_question(self, source: str) -> Question:
         marked = [p.title for p in self.paragraphs if p.is_supporting]
+        about = (p.text for p in self.paragraphs)
         return Question(
-            id=self.id,
+            id=self.id or f"{source}-{content_id(self.question, *about)}",
             source=source,
             question=self.question,
             answers=with_answers(self.answers, self.answerable, self.others()),

@@ -95,7 +95,7 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
     if not placed:
         listed = "; ".join(f"{name}: {count}" for name, count in notes.items() if count)
         raise ConfigError(f"no questions are left: {listed}")
-    cited = _with_paragraph_ids([question for _, question in placed], corpus)
+    cited = _with_paragraph_ids([question for _, question, _ in placed], corpus)
     resolved = resolve_gold(cited, corpus.passages, corpus.aliases)
     examples, incomplete = _note_missing(cited, resolved, corpus, notes)
     counted = {name: n for name, n in notes.items() if n}
@@ -113,7 +113,7 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
     whole = {"split": split, "limit": None}
     reading = _Reading(settings.model_copy(update={"skip": 0}), seed, unanswerable)
     sets = [part.model_copy(update=whole) for part in settings.mix or (settings,)]
-    return tuple(question for part in sets for _, question in _load_set(part, reading))
+    return tuple(question for part in sets for _, question, _ in _load_set(part, reading))
 
 
 @dataclass(frozen=True)
@@ -171,15 +171,15 @@ def _load_set(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
         questions, repeated = read_set(source, settings.questions)
         if reading.settings.corpus is None:
             faults = Faults()
-            for place, question in questions:
+            for place, question, _ in questions:
                 reading.paragraphs.add_paragraphs(place, question, faults)
             faults.raise_any()
     notes[f"{source}: questions read"] += len(questions)
-    notes[f"{source}: questions merged, repeated word for word"] += repeated
+    notes[f"{source}: questions merged, repeated"] += repeated
     eligible = []
     for placed in questions:
         if settings.split is not None and placed.question.split != settings.split:
-            notes[f"{source}: questions of another split"] += 1
+            notes[f"{source}: questions of the split {placed.question.split}, left out"] += 1
         elif reason := reading.unfit(placed.question):
             notes[f"{source}: questions left out, {reason}"] += 1
         else:

@@ -1,33 +1,39 @@
 """Open-domain sets, without passages: Bamboogle, NQ, PopQA, and plain questions with answers."""
 
-import json
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import Field
 
-from sources.rows import Answers, Identifier, Row, Text, content_id, with_answers
+from sources.rows import (
+    ANSWERS,
+    IDS,
+    QUESTION,
+    Answers,
+    Identifier,
+    OptionalIdentifier,
+    OptionalText,
+    Row,
+    Text,
+    content_id,
+    with_answers,
+)
 from storage.records import Question
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 class PlainRow(Row):
-    """Columns `Question` and `Answer` (either case; the answer may be a list), perhaps `id`."""
+    """Columns `Question` and `Answer` (either case; the answer may be a list), perhaps `id`.
+
+    TriviaQA of the hub is read as this, with all aliases of its answers.
+    """
 
     format: ClassVar[str] = "a question with its answer"
     usual_type: ClassVar[str | None] = None
     usual_hops: ClassVar[int | None] = None
 
-    id: Identifier | None = None
-    question: Text = Field(validation_alias=AliasChoices("question", "Question"))
-    answer: Annotated[
-        Answers,
-        BeforeValidator(_as_list),
-        Field(validation_alias=AliasChoices("answer", "Answer", "answers", "Answers")),
-    ]
-    type: str | None = None
+    id: Annotated[OptionalIdentifier, Field(default=None, validation_alias=IDS)]
+    question: Annotated[Text, Field(validation_alias=QUESTION)]
+    answer: Annotated[Answers, Field(validation_alias=ANSWERS)]
+    type: OptionalText = None
 
     def to_question(self, source: str) -> Question:
         return Question(
@@ -57,16 +63,6 @@ class NqRow(PlainRow):
     usual_hops: ClassVar[int | None] = 1
 
 
-def _json_list(value: Any) -> Any:
-    """Parses a column that contains a JSON list as text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("is not a JSON list") from error
-
-
 class PopRow(Row):
     """PopQA's TSV, single-hop questions about an entity's property.
 
@@ -77,7 +73,7 @@ class PopRow(Row):
 
     id: Identifier
     question: Text
-    possible_answers: Annotated[Answers, BeforeValidator(_json_list)]
+    possible_answers: Answers
     prop: str | None = None
     s_wiki_title: str | None = None
 

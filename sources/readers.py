@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from base.errors import ConfigError
 from base.faults import Faults
-from sources.files import Placed, Raw, existing, hub_rows, read_rows
+from sources.files import Placed, Raw, existing, hub_rows, in_composed_form, read_rows
 from sources.flashrag import FlashRow
 from sources.hotpotqa import HotpotRow
 from sources.jsonl import QuestionLine
 from sources.musique import MusiqueRow
 from sources.open_domain import BamboogleRow, NqRow, PlainRow, PopRow
 from sources.reading import ReadingRow
-from sources.rows import Row
+from sources.rows import Row, distinct
 from sources.splits import folded_question, split_of
 from sources.strategyqa import StrategyRow
 from storage.records import Question
@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[type[Row], ...]] = {
     "strategyqa": (StrategyRow,),
     "reading": (ReadingRow,),
     "flashrag": (FlashRow,),
-    "hub": (QuestionLine, FlashRow, PopRow, MusiqueRow, HotpotRow, PlainRow),
+    "hub": (ReadingRow, QuestionLine, FlashRow, PopRow, MusiqueRow, HotpotRow, PlainRow),
 }
 """Formats by source, tried in order; the last one if none is recognised."""
 
@@ -45,10 +45,15 @@ LICENCES = {
 
 
 class PlacedQuestion(NamedTuple):
-    """A place ("file:line") and its question."""
+    """A place ("file:line") and its question.
+
+    Attributes:
+        has_own_id: Whether the file has the question's id; if not, it is a hash of its content.
+    """
 
     place: str
     question: Question
+    has_own_id: bool = True
 
 
 _QUESTION_FIELDS = set(Question.model_fields)
@@ -64,7 +69,7 @@ def read_set(source: str, questions: str | None) -> tuple[list[PlacedQuestion], 
 
     Returns:
         Questions in the file's order, with distinct ids; and the number of lines that repeat an
-            earlier one word for word.
+            earlier question.
 
     Raises:
         ConfigError: If the file is missing or faulty (lists up to 20 faults with file and line).
@@ -80,17 +85,18 @@ def read_set(source: str, questions: str | None) -> tuple[list[PlacedQuestion], 
     else:
         path = existing(questions, f"questions of `{source}`", faults)
         rows = read_rows(path, faults) if path else ()
-    distinct, repeated = merge_questions(_questions(rows, source, faults), faults)
+    merged, repeated = merge_questions(_questions(in_composed_form(rows), source, faults), faults)
     faults.raise_any()
-    if not distinct:
+    if not merged:
         raise ConfigError(f"{questions}: contains no questions")
-    return distinct, repeated
+    return merged, repeated
 
 
 def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[PlacedQuestion]:
     for place, form, raw in _expanded(rows, source, faults):
         try:
-            question = form.parse(raw).to_question(source)
+            row = form.parse(raw)
+            question = row.to_question(source)
         except ValueError as error:
             faults.add(place, str(error))
             continue
@@ -99,7 +105,8 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
         licence = question.licence or LICENCES.get(source)
         values = {**dict(question), "split": split, "licence": licence}
         # One shared set of field names; a separate one takes a third of a question's memory.
-        yield PlacedQuestion(place, Question.model_construct(_QUESTION_FIELDS, **values))
+        whole = Question.model_construct(_QUESTION_FIELDS, **values)
+        yield PlacedQuestion(place, whole, bool(getattr(row, "id", None)))
 
 
 def _expanded(
@@ -123,7 +130,8 @@ def merge_questions(
 ) -> tuple[list[PlacedQuestion], int]:
     """Returns questions with distinct ids, and the number of repetitions.
 
-    An id with two different contents is a fault that names both places.
+    A repetition of a question without an id may have other answers, which are all kept. An id of
+    the file with two different contents is a fault that names both places.
     """
     first: dict[str, PlacedQuestion] = {}
     repeated = 0
@@ -134,6 +142,11 @@ def merge_questions(
             continue
         if earlier.question == placed.question:
             repeated += 1
+        elif not placed.has_own_id:
+            repeated += 1
+            answers = distinct((*earlier.question.answers, *placed.question.answers))
+            together = earlier.question.model_copy(update={"answers": answers})
+            first[name] = earlier._replace(question=together)
         else:
             faults.add(placed.place, f"id {name!r} is also at {earlier.place}, with other content")
     return list(first.values()), repeated

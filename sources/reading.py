@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import unquote
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
@@ -10,10 +10,14 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from base.settings import describe_errors
 from sources.gold import CLOSED_ANSWERS, title_key
 from sources.rows import (
-    AnswerTexts,
-    Identifier,
+    ANSWERS,
+    IDS,
+    Answers,
+    OptionalIdentifier,
+    OptionalText,
     Row,
     Text,
+    Truth,
     content_id,
     first_words,
     paragraph,
@@ -57,7 +61,8 @@ class ReadingRow(Row):
     """`{"id", "question", "answers", "passage", "title"?, "kind"?}`, or several questions at once.
 
     `expand` takes SQuAD's articles (1.1 and 2.0) and MRQA's lines apart. SQuAD's impossible
-    questions have `answerable` false. BoolQ's lines have no id, and `answer` true or false.
+    questions have `answerable` false. Rows of SQuAD at the hub have `context` instead of `passage`.
+    BoolQ's lines have no id, and `answer` true or false.
 
     The split is a hash of the title, or of the passage if it has none. All questions about one
     passage are then in one split, and a reader is tested on passages that it has not seen.
@@ -65,16 +70,18 @@ class ReadingRow(Row):
 
     format: ClassVar[str] = "a question about a passage"
 
-    id: Identifier | None = Field(default=None, validation_alias=AliasChoices("id", "qid"))
+    id: Annotated[OptionalIdentifier, Field(default=None, validation_alias=IDS)]
     question: Text
-    answers: AnswerTexts = Field(
-        default_factory=list, validation_alias=AliasChoices("answers", "answer")
-    )
-    passage: Text
-    title: str | None = None
-    kind: str | None = None
-    is_impossible: bool = False
+    answers: Annotated[Answers, Field(default_factory=list, validation_alias=ANSWERS)]
+    passage: Annotated[Text, Field(validation_alias=AliasChoices("passage", "context"))]
+    title: OptionalText = None
+    kind: OptionalText = None
+    is_impossible: Truth = False
     licence: str | None = None
+
+    @classmethod
+    def recognises(cls, raw: dict[str, Any]) -> bool:
+        return isinstance(raw.get("context"), str) and "supporting_facts" not in raw
 
     @classmethod
     def expand(cls, raw: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -86,8 +93,12 @@ class ReadingRow(Row):
         except ValidationError as error:
             name = "MRQA's line" if "qas" in raw else "SQuAD's article"
             raise ValueError(f"{describe_errors(error)} (read as {name})") from error
-        # The first line of MRQA's files describes the set.
-        return () if "header" in raw else (raw,)
+        if "header" in raw:  # the first line of MRQA's files describes the set
+            return ()
+        answers = raw.get("answers")
+        if isinstance(answers, dict) and answers.get("text") == []:  # SQuAD 2.0 of the hub
+            raw = {**raw, "is_impossible": True}
+        return (raw,)
 
     def to_question(self, source: str) -> Question:
         given = (self.title or "").strip()

@@ -1,12 +1,22 @@
 """A question in a file: the format's model checks it and converts it to `Question`."""
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from base.settings import describe_errors
 from storage.records import Paragraph, Question
@@ -19,7 +29,64 @@ def _not_blank(text: str) -> str:
 
 
 def _number_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """Returns a number as text; tables export the id 4 and the year 1990 as 4.0 and 1990.0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+def _unset_as_none(value: Any) -> Any:
+    """Returns None for an empty cell of a table: an empty text, or NaN."""
+    return None if value == "" or value != value else value  # noqa: PLR0124
+
+
+def _whole(value: Any) -> Any:
+    """Returns a whole number, also one that a table exports as 2.0 or as text."""
+    value = _unset_as_none(value)
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and float(value).is_integer():
+            return int(value)
+    return value
+
+
+def _truth(value: Any) -> Any:
+    """Returns true or false, also for 1 and 0, and for their words in a table."""
+    words = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+    return words.get(str(value).lower(), value)
+
+
+def _as_texts(value: Any) -> Any:
+    """Returns a list of answers from any form that published sets have.
+
+    These are a text, a number, true or false (yes or no), a list of these, a list as JSON text (in
+    a table), SQuAD's `{"text": […]}`, and TriviaQA's `{"value", "aliases"}`.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if isinstance(value, dict) and "value" in value:
+        value = [value["value"], value.get("aliases")]
+    elif isinstance(value, dict):
+        value = value.get("text", [value])
+    if isinstance(value, list):
+        # A part of another kind stays as it is, and pydantic reports it.
+        return [text for part in value for text in _parts(part)]
+    return _parts(value)
+
+
+def _parts(value: Any) -> list[Any]:
+    """Returns an answer, or the answers of a part of a list."""
+    if isinstance(value, list) or (isinstance(value, dict) and "text" in value):
+        return list(_as_texts(value))
+    if isinstance(value, bool):
+        return ["yes" if value else "no"]
+    return [] if value is None else [_number_as_text(value)]
+
+
+def _as_list(value: Any) -> Any:
+    """Returns a list of names from a list, a JSON list as text, or one name; [] if unset."""
+    texts = _as_texts(_unset_as_none(value))
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
 
 
 def _no_blanks(texts: list[str]) -> list[str]:
@@ -28,20 +95,20 @@ def _no_blanks(texts: list[str]) -> list[str]:
 
 Text = Annotated[str, AfterValidator(_not_blank)]
 Identifier = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_not_blank)]
-Answers = Annotated[list[str], AfterValidator(_no_blanks)]
+OptionalIdentifier = Annotated[Identifier | None, BeforeValidator(_unset_as_none)]
+OptionalText = Annotated[str | None, BeforeValidator(_unset_as_none)]
+Hops = Annotated[
+    Annotated[int, Field(ge=1, le=32_767)] | None, BeforeValidator(_whole), Field(default=None)
+]
+"""Number of hops; the limit is that of an int16 column."""
+Truth = Annotated[bool, BeforeValidator(_truth)]
+Names = Annotated[list[Identifier], BeforeValidator(_as_list), Field(default_factory=list)]
+Answers = Annotated[list[str], BeforeValidator(_as_texts), AfterValidator(_no_blanks)]
 """Gold answers, verbatim; blank ones are dropped, because any text would match them."""
-
-
-def _as_texts(value: Any) -> Any:
-    if isinstance(value, bool):
-        return ["yes" if value else "no"]
-    if isinstance(value, list):
-        return [item.get("text", item) if isinstance(item, dict) else item for item in value]
-    return value
-
-
-AnswerTexts = Annotated[Answers, BeforeValidator(_as_texts)]
-"""Gold answers as text, as SQuAD's `{"text": …}`, or true or false for yes and no."""
+QUESTION = AliasChoices("question", "Question", "query")
+ANSWERS = AliasChoices("answers", "answer", "Answer", "Answers", "golden_answers")
+IDS = AliasChoices("id", "_id", "qid", "question_id")
+"""Names of the fields in published sets."""
 
 
 class Row(BaseModel, ABC):
@@ -113,7 +180,7 @@ def with_answers(
     """
     if answerable and not answers:
         near = get_close_matches("answers", others, 1)
-        hint = f": rename `{near[0]}` to `answers`, a list of text" if near else ""
+        hint = f": rename `{near[0]}` to `answers`" if near else ""
         raise ValueError(f"lacks answers{hint}")
     return distinct(answers)
 

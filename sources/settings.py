@@ -21,6 +21,8 @@ SourceName = Literal[
     "flashrag",
     "hub",
 ]
+OWN_SOURCES = frozenset({"atlas", "jsonl"})
+"""Sources that are no published benchmark."""
 Split = Literal["warm", "train", "dev", "test"]
 
 

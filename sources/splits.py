@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from base.text import number_of
+from base.text import comparable, number_of
 from sources.settings import Split
 from storage.records import Question
 
@@ -17,8 +17,8 @@ def hashed(*parts: object) -> int:
 
 
 def folded_question(text: str) -> str:
-    """Returns the question with case and spacing normalised, to find duplicates with other ids."""
-    return " ".join(text.casefold().split())
+    """Returns the form in which questions are compared, to find duplicates with other ids."""
+    return comparable(text)
 
 
 def split_of(key: str) -> Split:

@@ -1,12 +1,15 @@
 """StrategyQA: yes/no questions whose facts serve as their passages."""
 
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from sources.rows import (
-    AnswerTexts,
+    ANSWERS,
+    IDS,
+    Answers,
+    Hops,
     Identifier,
     Row,
     Text,
@@ -30,13 +33,13 @@ class StrategyRow(Row):
 
     format: ClassVar[str] = "StrategyQA's own format"
 
-    id: Identifier = Field(validation_alias=AliasChoices("id", "qid"))
+    id: Annotated[Identifier, Field(validation_alias=IDS)]
     question: Text
-    answers: AnswerTexts = Field(validation_alias=AliasChoices("answers", "answer"))
+    answers: Annotated[Answers, Field(validation_alias=ANSWERS)]
     facts: list[str] = Field(default_factory=list)
     decomposition: list[str] = Field(default_factory=list)
     type: str = "yesno"
-    hops: int | None = Field(default=None, ge=1, le=32_767)  # limit of an int16 column
+    hops: Hops
 
     def to_question(self, source: str) -> Question:
         facts = tuple(paragraph(_subject(f), f, True) for f in self.facts if f.strip())

@@ -117,6 +117,8 @@ def _not_a_manifest(path: Path, why: str) -> StorageError:
 def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = ()) -> Manifest:
     """Commits parts, all or none; a part replaces an older one with the same path.
 
+    Parts without rows are not committed: they have no file.
+
     The caller must hold the run (see `base.lock`), or two writers would undo each other's work.
 
     Args:
@@ -124,7 +126,8 @@ def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = 
     """
     older = (part for part in load_manifest(run).parts if part.table not in replaced)
     by_path = {part.path: part for part in (*older, *parts)}
-    return _write(run, Manifest(parts=tuple(by_path[path] for path in sorted(by_path))))
+    kept = tuple(by_path[path] for path in sorted(by_path) if by_path[path].rows)
+    return _write(run, Manifest(parts=kept))
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:

@@ -32,6 +32,8 @@ class Part:
     def write(self, run: Path) -> None:
         """Writes the file; the part counts once `add_parts` has named it.
 
+        A part without rows has no file, because readers of other tools fail on one.
+
         If a committed file has other content, its table leaves the manifest first. Otherwise a kill
         before the next commit would leave the old hash with the new content, as if it were damaged.
 
@@ -43,7 +45,10 @@ class Part:
             same_file = [part for part in older if part.path == self.info.path]
             if any(part.sha256 != self.info.sha256 for part in same_file):
                 remove_parts(run, older)
-        atomic_write_bytes(run / self.info.path, self.content)
+        if self.info.rows:
+            atomic_write_bytes(run / self.info.path, self.content)
+        else:
+            (run / self.info.path).unlink(missing_ok=True)
 
 
 def part_of(table: str, rows: pa.Table, part: int | None = None) -> Part:

@@ -131,6 +131,11 @@ def export_policy(
     model, tokenizer = load_policy(files)
     change = logits(model, prompts) - start
     trained_change = float(np.abs(change).mean())
+    if not trained_change:
+        raise StorageError(
+            f"{model_folder}: the training changed nothing, so there is nothing to export. Train "
+            "it with more examples, epochs or a higher learning rate"
+        )
     tokenizer.save_pretrained(str(target))
     model.half().save_pretrained(str(target))  # for vLLM and transformers
     model.float()
@@ -140,6 +145,7 @@ def export_policy(
         written["gguf"] = target / GGUF
     del model
     exported = []
+    advice = "Train longer" if precision == "f16" else "Set policy.precision: f16, or train longer"
     for form, path in written.items():
         read_back = logits(load_policy(PolicyFiles(str(path), path))[0], prompts)
         correlation, relative_error = survival(change, read_back - start)
@@ -147,8 +153,7 @@ def export_policy(
             raise StorageError(
                 f"{path}: the trained change of the logits is lost (correlation "
                 f"{correlation:.3f}, needed {LEAST_CORRELATION}; mean change "
-                f"{trained_change:.2g}); export as f16, or train longer: the change is "
-                "smaller than the rounding"
+                f"{trained_change:.2g}): it is smaller than the rounding. {advice}"
             )
         exported.append(Exported(form, path, correlation, relative_error))
     return ExportReport(tuple(exported), trained_change, left_out)

@@ -1,5 +1,6 @@
 """Settings of the `training:` block: one class per trainer."""
 
+import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -42,7 +43,8 @@ class ExampleSettings(OptimiserSettings):
         batch_size: Examples per step.
         micro_batch: Examples in memory at once; larger ones share more prompts.
         schedule: Fall of the learning rate to 0.
-        warmup: Share of the steps in which the learning rate first rises linearly from 0.
+        warmup: Share of the steps in which the learning rate first rises linearly; the first step
+            has a rate above 0.
     """
 
     epochs: float = Field(default=1.0, gt=0)
@@ -50,6 +52,10 @@ class ExampleSettings(OptimiserSettings):
     micro_batch: int = Field(default=8, ge=1)
     schedule: Literal["linear", "cosine"] = "linear"
     warmup: float = Field(default=0.05, ge=0, lt=1)
+
+    def steps(self, examples: int) -> int:
+        """Returns the optimiser steps of a training on so many examples."""
+        return math.ceil(math.ceil(examples / self.batch_size) * self.epochs)
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> Self:

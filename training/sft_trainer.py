@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Trainer
 
 from training.packing import IGNORED, StepTokens, packed_batch, padded
 from training.samplers import ExampleOrder
+from training.warm_up import WarmUpTrainer
 
 
-class StepTrainer(Trainer):  # type: ignore[misc]
+class StepTrainer(WarmUpTrainer):
     """Cross-entropy, computed for the last positions only.
 
     Args:

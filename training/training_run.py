@@ -27,7 +27,7 @@ from training.curves import PolicyShift, curves, movement_of, read_metrics
 from training.examples import filter_by_length
 from training.packing import enable_packed_forward
 from training.preference.pairs import HoldoutScore
-from training.settings import TrainingKind, TrainingSettings
+from training.settings import ExampleSettings, TrainingKind, TrainingSettings
 from weights.adapter_chain import copy_chain, save_adapter, save_weights
 from weights.adapters import WEIGHTS
 from weights.model_folders import TRAINING_RECORD, file_hash
@@ -38,6 +38,9 @@ from weights.policy_files import (
     policy_files,
     tokenizer_of,
 )
+
+FEWEST_STEPS = 10
+"""Optimiser steps below which a training on examples hardly changes a policy."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,8 @@ class TrainingRun:
             self.log(f"{self.kind}: {self.target} is finished; remove it to train again")
             return finished
         checkpoint = self._resume_point(fingerprint)
+        if warning := self._too_short(len(examples)):
+            self.log(f"{self.kind}: {warning}")
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(curves(self.target, self.checkpoints, fingerprint, self.log))
         began = time.monotonic()
@@ -196,6 +201,19 @@ class TrainingRun:
         )
         self._write_record(report, fingerprint, base, chain)
         return report
+
+    def _too_short(self, examples: int) -> str | None:
+        """Returns a warning if the training has too few steps to learn."""
+        settings = self.training.of(self.kind)
+        if not isinstance(settings, ExampleSettings):
+            return None
+        steps = settings.steps(examples)
+        if steps >= FEWEST_STEPS:
+            return None
+        return (
+            f"warning: {examples} examples make {steps} optimiser steps, too few to learn from; "
+            "use more examples or epochs, or a smaller batch_size"
+        )
 
     def _write(self, model: Any) -> tuple[str, list[str]]:
         """Writes the trained policy; returns `base` and `chain` for `training.json`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agent.evo_rag import live_searches
 from agent.state import Step
-from rewards.answers import exact_match, f1
+from rewards.answers import NormalForm, exact_match, f1, normalise
 from rewards.evo_rag.schedule import weights
 from rewards.outcome import Outcome
 from rewards.settings import REWARDS, EvoRagSettings
@@ -162,7 +162,7 @@ def sufficient_by_gold(before: StepContext, gold: Gold) -> bool | None:
     return None if gold.documents is None else gold.documents <= before.context
 
 
-def answer_correctness(step: Step, gold: Gold) -> float:
+def answer_correctness(step: Step, gold: Gold, form: NormalForm = normalise) -> float:
     """r_ans = ½ (EM + F1) of an ANSWER, in [0, 1]; 0 for other actions.
 
     An answer to an unanswerable question is always wrong, even if the source names one (MuSiQue
@@ -171,7 +171,7 @@ def answer_correctness(step: Step, gold: Gold) -> float:
     if step.action.kind != "answer" or not gold.answerable:
         return 0.0
     answer = step.action.content
-    return 0.5 * (exact_match(answer, gold.answers) + f1(answer, gold.answers))
+    return 0.5 * (exact_match(answer, gold.answers, form) + f1(answer, gold.answers, form))
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class EpisodeRewards:
                 step, before, sufficient=sufficient, early_wrong=settings.early_refusal == "wrong"
             ),
             "step": settings.step_value,  # r_step: the same for every step
-            "answer": answer_correctness(step, gold),
+            "answer": answer_correctness(step, gold, settings.form),
         }
 
     def weighted(self, raw: Rewards, t: int) -> dict[str, float | None]:

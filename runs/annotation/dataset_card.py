@@ -9,7 +9,7 @@ from base.terminal_escape import inert
 from mcts import SearchSettings
 from runs.environment import installed_version, repository
 from runs.folder import Run
-from storage.manifest import load_manifest
+from storage.manifest import Manifest, load_manifest
 from storage.parts import question_ids, read_parts
 
 
@@ -43,11 +43,21 @@ def write_card(run: Run) -> None:
         f"| {markdown_cell(source)} | {n} | {markdown_cell(licence)} |"
         for (source, licence), n in sorted(count.items())
     )
+    tables = [table for table in ("pairs", "trees", "questions") if manifest.of(table)]
     card = template.format(
         sources="\n".join(sources),
+        configs="\n".join(_config(t, manifest, is_default=t == tables[0]) for t in tables),
+        first=tables[0],
         **{name: inert(str(fact)) for name, fact in facts.items()},
     )
     atomic_write_text(run.folder / "README.md", card)
+
+
+def _config(table: str, manifest: Manifest, *, is_default: bool) -> str:
+    """Returns the entry of a table for the package `datasets`."""
+    files = "\n".join(f"  - {part.path}" for part in manifest.of(table))
+    default = "  default: true\n" if is_default else ""
+    return f"- config_name: {table}\n{default}  data_files:\n{files}"
 
 
 def describe_search(search: SearchSettings) -> str:

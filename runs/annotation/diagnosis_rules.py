@@ -308,7 +308,7 @@ def of_export(correlations: dict[str, float]) -> Finding:
         ", ".join(
             f"{form} keeps the change to {value:.3f}" for form, value in correlations.items()
         ),
-        "rounding removed part of the trained change: export as f16, or train longer",
+        "rounding removed part of the trained change: train longer, or set policy.precision: f16",
         "0.99 or more is usual",
     )
 

@@ -36,7 +36,7 @@ def labels_table(label: str | None = None) -> str:
 
 def check_relabelling(run: Run, label: str | None) -> None:
     """Raises ConfigError if the run lacks a relabelling of this name."""
-    if label and not load_manifest(run.folder).of(pairs_table(label)):
+    if label and not load_manifest(run.folder).of(labels_table(label)):
         raise ConfigError(
             f"--label {label}: {run.folder} has no such relabelling. Make it with "
             f"`branchwise relabel --label {label}`, or leave --label out"

@@ -21,6 +21,7 @@ from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
 from runs.annotation.reward_model import reward_model_for
+from runs.cost_bounds import FREE, CostRange
 from runs.factories import environment_for, open_engine, replaying_engine, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
@@ -54,6 +55,7 @@ async def grow_questions(
     log: Log,
     replayed: Mapping[str, str] | None = None,
     reread: Reread | None = None,
+    bound: CostRange = FREE,
 ) -> AsyncGenerator[AnnotatedQuestion, None]:
     """Annotates pending questions until the gate closes; yields them as they finish.
 
@@ -62,6 +64,8 @@ async def grow_questions(
         replayed: Digests of the models by role, to replay their stored calls without the models;
             None opens the models.
         reread: An earlier run whose replies are read again instead of being paid for.
+        bound: Bounds of the cost of a question. As a limit nears, fewer questions begin, so that
+            those in progress can be finished.
     """
 
     async def work(question: Question) -> AnnotatedQuestion:
@@ -94,7 +98,12 @@ async def grow_questions(
         annotator = annotator_for(
             recipe, engines["policy"], engines.get("judge"), engines.get("verifier"), retriever
         )
-        at_once = recipe.questions_in_flight
+
+        def at_once() -> int:
+            finished = progress.done - progress.resumed_from
+            begun = sum(progress.partial.values())
+            return gate.fitting(recipe.questions_in_flight, finished, begun, bound)
+
         # Closed here, because the work must end before engines and ledger close.
         async with aclosing(map_concurrently(gate.admit(pending), work, at_once)) as finished:
             async for annotated in finished:

@@ -12,7 +12,7 @@ from base.text import digest_of
 from engines.settings import PRECISIONS
 from engines.vllm.weights import served_files
 from rewards.reward_model.model import KIND as REWARD_MODEL
-from runs.factories import model_folder
+from runs.factories import WARM_START, model_folder
 from runs.folder import Run
 from runs.inputs import model_digest
 from runs.preflight import require, start_files
@@ -23,9 +23,6 @@ from training.settings import TrainingKind
 from training.training_run import TrainingRun
 from weights.model_folders import TRAINING_RECORD
 from weights.policy_files import policy_digest, policy_files
-
-WARM_START = "warm-start"
-"""Name of the folder that `make warm-start` writes below `models/<run>`."""
 
 
 def validated_start_policy(

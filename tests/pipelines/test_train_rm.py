@@ -139,7 +139,7 @@ def test_relabel_warns_if_the_model_learned_the_total_of_other_rewards(
     told = "it learned the total of other rewards and orders by it"
 
     def said(*settings: str) -> str:
-        assert branchwise("relabel", config, run, "--label", "x", *scored, *settings) == 0
+        assert branchwise("relabel", config, run, *scored, *settings) == 0
         return " ".join(capsys.readouterr().out.split())
 
     for heads, knows_weights in (

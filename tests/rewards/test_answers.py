@@ -1,5 +1,7 @@
 """Answer metrics: worked examples, the rules of SQuAD and HotpotQA, and properties."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,9 @@ from rewards.answers import (
     exact_match,
     f1,
     guessable,
+    is_ambiguous,
     normalise,
+    strict_form,
     supporting_recall,
 )
 from rewards.outcome import AnswerScores
@@ -71,7 +75,8 @@ def test_em_and_f1(prediction: str, golds: list[str], em: float, score: float) -
 
 def test_f1_can_keep_articles() -> None:
     assert f1("the cat", ["cat"]) == 1.0
-    assert f1("the cat", ["cat"], keep_articles=True) == pytest.approx(2 / 3)
+    keeping = partial(normalise, keep_articles=True)
+    assert f1("the cat", ["cat"], keeping) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +106,12 @@ def test_supporting_recall() -> None:
 def test_an_exact_match_implies_f1_and_cover_em_of_1(
     prediction: str, golds: list[str], keep: bool
 ) -> None:
-    score = f1(prediction, golds, keep_articles=keep)
-    assert 0.0 <= score <= 1.0
-    if exact_match(prediction, golds):
-        assert f1(prediction, golds) == 1.0
-        assert cover_em(prediction, golds) == 1.0
+    for form in (normalise, strict_form):
+        score = f1(prediction, golds, partial(form, keep_articles=keep))
+        assert 0.0 <= score <= 1.0
+        if exact_match(prediction, golds, form):
+            assert f1(prediction, golds, form) == 1.0
+            assert cover_em(prediction, golds, form) == 1.0
 
 
 @given(TEXT, TEXT)
@@ -165,3 +171,50 @@ def test_guessable_questions_contain_their_answer_or_ask_yes_or_no(
     question: str, answers: tuple[str, ...], given_away: bool
 ) -> None:
     assert guessable(question, answers) is given_away
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("U.S.", "US"), ("1,000", "1000"), ("twenty-one", "twenty one"), ("St. Paul", "St Paul"),
+        ("1939–1945", "1939-1945"), ("1939 - 1945", "1939-1945"), ("early - life", "early-life"),
+        ("−5", "-5"), ("O’Neill", "O'Neill"), ("“Heroes”", '"Heroes"'), ("ﬁsh", "fish"),
+        ("Mu\u0308ller", "Müller"), ("New_York", "new york"), ("AC / DC", "AC/DC"),
+        ("Washington, D.C.", "Washington DC"), ("(Paris)", "Paris"), ("**Paris**", "Paris"),
+        ("The Beatles.", "beatles"), ("3.14.", "3.14"), ("Straße", "STRASSE"), ("½", "1/2"),
+        ("10²", "10^2"), ("Paris, France", "Paris – France"), ("`C#`", "c#"), ("a", "A"),
+    ],
+)  # fmt: skip
+def test_the_strict_form_of_one_answer_is_the_same_however_it_is_written(
+    left: str, right: str
+) -> None:
+    assert strict_form(left) == strict_form(right)
+    assert exact_match(left, [right], strict_form) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("3.14", "314"), ("3,14", "314"), ("C#", "C"), ("C++", "C"), ("A*", "A"), ("f(x)", "fx"),
+        ("-5", "5"), ("+5", "5"), ("-0.5", "0.5"), (".5", "5"), ("5%", "5"), ("$5", "5"),
+        ("1/2", "12"), ("10:30", "1030"), ("1939-1945", "19391945"), ("2-1", "21"), ("10", "1.0"),
+        ("Vitamin A", "Vitamin"), ("AC/DC", "ACDC"), ("10²", "102"), ("H₂O", "HO"), ("?", ")"),
+        ("A", "The The"), ("x < y", "x > y"),
+    ],
+)  # fmt: skip
+def test_the_strict_forms_of_different_answers_differ(left: str, right: str) -> None:
+    assert strict_form(left) != strict_form(right)
+    assert exact_match(left, [right], strict_form) == 0.0
+
+
+@given(TEXT)
+def test_the_strict_form_is_never_empty_and_holds_no_outer_blanks(text: str) -> None:
+    form = strict_form(text)
+    assert form == " ".join(form.split())
+    assert bool(form) == bool(text.strip())
+
+
+def test_answers_that_squads_form_takes_for_others_are_known() -> None:
+    ambiguous = ["3.14", "C#", "Vitamin A", "2-1", "AC/DC", "?", "50%"]
+    plain = ["Paris", "U.S.", "Spider-Man", "1,000", "The Beatles", "O'Neill", "10 May 1990"]
+    assert [answer for answer in (*ambiguous, *plain) if is_ambiguous(answer)] == ambiguous

@@ -162,7 +162,7 @@ def test_history_estimates_from_another_run(
     )
     assert "other settings" not in words
     _, words = dry_run("annotate", config, capsys, *elsewhere, "--set", "mcts.c=9")
-    assert "the run of --history has other settings: mcts.c\n" in words
+    assert "the run that this estimate is from has other settings: mcts.c\n" in words
     assert stage("select", config, "--dry-run", "--history", run) == 2
     assert "has no finished questions of this stage" in capsys.readouterr().err
     assert stage("annotate", config, "--dry-run", "--history", str(tmp_path)) == 2

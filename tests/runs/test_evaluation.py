@@ -14,6 +14,7 @@ from tiny_dataset import policy, recipe, write_rows
 
 from base.errors import ConfigError
 from runs.recipe_file import load_recipe
+from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records
@@ -55,8 +56,9 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
 
 
 def predictions(run: Path, policy: str) -> list[Prediction]:
-    (folder,) = (run / "eval" / policy).iterdir()
-    return table_to_records(read_parts(run, f"eval/{policy}/{folder.name}/predictions"), Prediction)
+    tables = {part.table for part in load_manifest(run).parts}
+    named = [t for t in tables if t.startswith(f"eval/{policy}/") and t.endswith("/predictions")]
+    return [row for t in named for row in table_to_records(read_parts(run, t), Prediction)]
 
 
 def test_baselines_are_evaluated_on_the_questions_of_the_policies(

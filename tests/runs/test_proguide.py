@@ -144,7 +144,7 @@ def test_gzip_files_are_read_and_written(tmp_path: Path, name: str) -> None:
     assert gzip.decompress(packed).startswith(b"{" if "jsonl" in name else b"[")
     assert read_proguide(tmp_path / name) == pairs
     (tmp_path / name).write_bytes(packed[:-12])
-    with pytest.raises(ConfigError, match="gzip data is damaged"):
+    with pytest.raises(ConfigError, match="packed data is damaged"):
         read_proguide(tmp_path / name)
 
 

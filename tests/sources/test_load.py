@@ -248,7 +248,7 @@ def test_a_missing_corpus_and_an_empty_split_are_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"data\.corpus is not set"):
         load(bare, split=None)
     path = write_rows(tmp_path / "p.jsonl", *rows("a", 4))
-    with pytest.raises(ConfigError, match=r"no questions are left.*another split: 4"):
+    with pytest.raises(ConfigError, match=r"no questions are left.*split warm, left out: 3"):
         load(path, split="dev")
 
 

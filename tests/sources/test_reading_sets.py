@@ -70,7 +70,7 @@ MRQA = {
 
 
 def read(path: str, source: str = "reading") -> list[Question]:
-    return [question for _, question in read_set(source, path)[0]]
+    return [placed.question for placed in read_set(source, path)[0]]
 
 
 def load(path: str, **settings: Any) -> Data:

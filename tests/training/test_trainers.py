@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from killed_training import killed_at
+from safetensors import safe_open
 from sample_records import a_pair
 from tiny_llama import write_tiny_gguf
 from training_settings import training_settings
@@ -322,8 +323,8 @@ def test_full_training_replaces_an_earlier_adapter(base: str, tmp_path: Path) ->
     ("schedule", "shares"),
     # Warm-up over 2 of 6 steps, then 4 steps down a line or half a cosine wave.
     [
-        ("linear", [0, 1 / 2, 1, 3 / 4, 1 / 2, 1 / 4]),
-        ("cosine", [0, 1 / 2, 1, 0.8536, 0.5, 0.1464]),
+        ("linear", [1 / 3, 2 / 3, 1, 3 / 4, 1 / 2, 1 / 4]),
+        ("cosine", [1 / 3, 2 / 3, 1, 0.8536, 0.5, 0.1464]),
     ],
 )
 def test_the_learning_rate_warms_up_and_falls_as_set(
@@ -333,6 +334,19 @@ def test_the_learning_rate_warms_up_and_falls_as_set(
     train_dpo(TrainingRun("dpo", settings, str(started), tmp_path, 0), pairs())
     rates = [line["lr"] for line in read_metrics(tmp_path)]
     assert rates == pytest.approx([1e-3 * share for share in shares], rel=1e-3)
+
+
+def test_a_training_of_one_step_moves_and_is_called_too_short(
+    started: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    settings = preference(lr=1e-3, epochs=1, batch_size=8, micro_batch=8)
+    train_dpo(TrainingRun("dpo", settings, str(started), tmp_path, 0, log=said.append), pairs())
+    assert [line["lr"] for line in read_metrics(tmp_path)] == [5e-4]
+    with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", "np") as file:
+        changes = [file.get_tensor(name) for name in file.keys() if "lora_B" in name]  # noqa: SIM118
+    assert all(change.any() for change in changes)
+    assert any("1 optimiser steps, too few" in line for line in said)
 
 
 def test_too_long_pairs_are_refused_not_cut(started: Path, tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from training.packing import StepTokens, batch_of
 from training.preference.pairs import PreferenceTokens
 from training.samplers import ExampleOrder
 from training.training_run import TrainingRun
+from training.warm_up import WarmUpTrainer
 
 
-class PairTrainer(DPOTrainer):  # type: ignore[misc]
+class PairTrainer(WarmUpTrainer, DPOTrainer):  # type: ignore[misc]
     """DPO on tokenised pairs; logs the distance to the start.
 
     Args:
