@@ -47,7 +47,7 @@ _STRICT_STEPS = tuple(
         (r"(?<=\w) ?/ ?(?=\w)", "/"),  # AC / DC
         (r"[\"()\[\]{};!?¿¡|\\_…]|(?<!\d)[,:]|[,:](?!\d)|(?<!\w)/|/(?!\w)", " "),  # not 10:30
         (r"(?<=[^\W\d])-|-(?!\W?\d)", " "),  # twenty-one, COVID-19, but not -5 or 1939-1945
-        (r"(?<=[^\W\d])\.|\.(?!\d)|'", ""),  # U.S., O'Neill, but not 3.14 or .5
+        (r"(?<=[^\W\d])\.|\.(?!\d)|'|(?<!\w)\+(?=\d)", ""),  # U.S., O'Neill, +5, not 3.14 or .5
     )
 )
 _ARTICLE_BEFORE_WORD = re.compile(r"\b(a|an|the) (?=\S)")
