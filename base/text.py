@@ -32,29 +32,32 @@ def composed(text: str) -> str:
 
 _SAME_CHARACTER = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d", "-")
-    | dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc\u00b4`", "'")
+    | dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bb\u02bc\u00b4`", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"')
-    | dict.fromkeys("\u00ad\u200b\u2060\ufeff")
+    | {"\u2044": "/"}
 )
-"""Dashes, quotation marks and invisible characters."""
+"""Dashes, quotation marks and the fraction slash."""
+_INVISIBLE = re.compile("[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff]")
+"""Characters that are not shown: joiners, directions, selectors of a glyph's variant."""
 
 
 def comparable(text: str) -> str:
     """Returns the form of a text in which names and titles are compared.
 
     Texts that look the same are equal: compatibility forms (NFKC), dashes, quotation marks, white
-    space and case do not count. A superscript stays one: 10² is `10^2`, not `102`.
+    space, invisible characters and case do not count. A superscript stays one: 10² is `10^2`, not
+    `102`.
     """
     if not text.isascii():
-        text = "".join(map(_compatible, unicodedata.normalize("NFC", text)))
+        text = "".join(map(_compatible, unicodedata.normalize("NFC", _INVISIBLE.sub("", text))))
         text = unicodedata.normalize("NFKC", text.translate(_SAME_CHARACTER))
     return " ".join(text.replace("`", "'").split()).casefold()
 
 
 def _compatible(character: str) -> str:
-    """Returns a superscript, subscript or fraction so that it does not touch what precedes it."""
+    """Returns a superscript or fraction so that it does not touch what precedes it."""
     kind = unicodedata.decomposition(character).partition(" ")[0]
-    sign = {"<super>": "^", "<sub>": "_", "<fraction>": " "}.get(kind)
+    sign = {"<super>": "^", "<fraction>": " "}.get(kind)
     if sign is None:
         return character
     return sign + unicodedata.normalize("NFKC", character).replace("\u2044", "/")

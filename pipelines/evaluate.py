@@ -164,8 +164,8 @@ def _report(
     context.console.print(render_table(comparison, by_type=by_type))
     for one, other in _with_equal_answers(done):
         context.log(
-            f"note: {one} and {other} take the same steps in every question: they may be the same "
-            "policy"
+            f"note: {one} and {other} take the same steps in every question: they are the same "
+            "policy, or its training changed too little"
         )
     rows = [row.totals() for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:

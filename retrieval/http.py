@@ -167,6 +167,8 @@ def _passage(hit: dict[str, Any], place: int) -> RetrievedPassage:
     if not (isinstance(title, str) and isinstance(text, str)):
         raise TypeError("title and text must be text")
     reported = hit.get("score")
+    if isinstance(reported, bool):
+        raise TypeError("the score is true or false")
     score = float(-place if reported is None else reported)
     if not math.isfinite(score):
         raise ValueError(f"the score {score} is not a number")

@@ -41,16 +41,20 @@ def normalise(text: str, *, keep_articles: bool = False) -> str:
 _STRICT_STEPS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(\*+|__+)(?=\S)(.+?)(?<=\S)\1", r"\2"),  # **Paris**
-        (r"(?<=\d),(?=\d{3}(?!\d))", ""),  # 1,000
+        (r"(?<!\w)(\*+|__+)(?=\S)(.+?)(?<=\S)\1(?!\w)", r"\2"),  # **Paris**, but not 2*3*4
+        (r"(?<!\w)([\"'])(.*?)\1(?!\w)", r" \2 "),  # "Heroes", before 5' and 5" are left
+        (r"(?<=\d),(?=(?:\d\d,)*\d{3}(?!\d))", ""),  # 1,000; in India 1,00,000
         (r"(?<=\d) ?- ?(?=\d)", "-"),  # 1939 - 1945
         (r"(?<=\w) ?/ ?(?=\w)", "/"),  # AC / DC
-        (r"[\"()\[\]{};!?¿¡|\\_…]|(?<!\d)[,:]|[,:](?!\d)|(?<!\w)/|/(?!\w)", " "),  # not 10:30
-        (r"(?<=[^\W\d])-|-(?!\W?\d)", " "),  # twenty-one, COVID-19, but not -5 or 1939-1945
-        (r"(?<=[^\W\d])\.|\.(?!\d)|'|(?<!\w)\+(?=\d)", ""),  # U.S., O'Neill, +5, not 3.14 or .5
+        (r"(?<=\d) (?=[%°])|(?<=[$€£¥]) (?=\d)", ""),  # 5 %, $ 5
+        (r"[()\[\]{};?¿¡|\\_…]|!(?![=\w])|(?<!\w)/|/(?!\w)|(?<!\d)\"", " "),  # not !=
+        (r"(?<!\d)[,:](?!=)|[,:](?![\d=])", " "),  # not 10:30, :=
+        (r"(?<=[^\W\d])-(?=\w)|(?<=\d)-(?=[^\W\d])|(?<!\S)-+(?!\S)", " "),  # not -5, A-, -v
+        (r"(?<=[^\W\d])\.|(?<=\S)\.(?!\d)|(?<!\S)\.(?!\w)", ""),  # U.S., not 3.14, .5, .NET
+        (r"(?<!\d)'|(?<!\w)\+(?=\d)", ""),  # O'Neill, +5
     )
 )
-_ARTICLE_BEFORE_WORD = re.compile(r"\b(a|an|the) (?=\S)")
+_ARTICLE_BEFORE_WORD = re.compile(r"\b(a|an|the) (?=\w)")
 
 
 def strict_form(text: str, *, keep_articles: bool = False) -> str:
@@ -58,8 +62,8 @@ def strict_form(text: str, *, keep_articles: bool = False) -> str:
 
     As SQuAD's, it ignores case, articles before a word, quotation marks and punctuation between
     words. It keeps what belongs to a number or name: decimal points, signs, ranges, units and
-    symbols (3.14, -5, 1939-1945, 50%, C#, AC/DC, Vitamin A). Spellings that are `comparable` are
-    equal, and so are 1,000 and 1000, twenty-one and twenty one, U.S. and US.
+    symbols (3.14, -5, 1939-1945, 50%, 5', C#, A-, .NET, AC/DC, Vitamin A). Spellings that are
+    `comparable` are equal, and so are 1,000 and 1000, twenty-one and twenty one, U.S. and US.
 
     Args:
         text: Any string.

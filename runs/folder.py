@@ -9,6 +9,7 @@ from typing import Any
 from base.atomic import is_temporary, make_folder
 from base.errors import ConfigError
 from base.lock import RunLock, lock_path
+from base.text import did_you_mean
 from runs.recipe import Recipe, identity_settings
 from runs.record import LEDGER, PROVENANCE, RunRecord, diff_settings, flat, read_record, recipe_of
 from storage.ledger import Ledger
@@ -141,7 +142,11 @@ def existing_run(folder: Path) -> Run:
     """
     record = read_record(folder)
     if record is None:
-        raise ConfigError(f"{folder}: no run here (no {PROVENANCE}); run `make annotate` first")
+        runs = [str(file.parent) for file in folder.parent.glob(f"*/{PROVENANCE}")]
+        hint = did_you_mean(str(folder), runs)
+        raise ConfigError(
+            f"{folder}: no run here (no {PROVENANCE}); run `make annotate` first{hint}"
+        )
     return Run(folder, recipe_of(folder, record), record)
 
 

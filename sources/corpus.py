@@ -22,8 +22,11 @@ from sources.files import Raw, existing, in_composed_form, kind_of, read_rows
 from sources.rows import content_id, first_words
 from storage.records import Passage, Question
 
-_IDS = ("id", "_id", "docid", "doc_id", "pid")
-"""Names of a passage's id: ours and FlashRAG's, BEIR's, Tevatron's, MS MARCO's."""
+_IDS = (
+    *("id", "_id", "docid", "doc_id", "pid", "passage_id", "document_id", "chunk_id"),
+    *("corpus_id", "ID", "Id"),
+)
+"""Names of a passage's id: ours and FlashRAG's, BEIR's, Tevatron's, MS MARCO's, and others'."""
 
 PlacedPassage = tuple[str, Passage]
 """A place ("file:line") and its passage."""
@@ -137,7 +140,7 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
     Raises:
         ValueError: If a field is of the wrong type or empty.
     """
-    name = next((_text(raw, key) for key in _IDS if raw.get(key) not in (None, "")), None)
+    name = next((_text(raw, key) for key in _IDS if not _is_unset(raw.get(key))), None)
     if "contents" in raw and "text" not in raw:
         contents = _text(raw, "contents")
         title, line_break, text = contents.partition("\n")
@@ -155,6 +158,11 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
         return (Passage(id=name, title=title, text=text),)
     title = _text(raw, "title") if raw.get("title") else first_words(text)
     return cut(name or f"{file}-{content_id(text)}", title, text, passage_words)
+
+
+def _is_unset(value: Any) -> bool:
+    """Returns whether a cell of a table is empty: None, an empty text, or NaN."""
+    return value is None or value == "" or value != value  # noqa: PLR0124
 
 
 def _text(raw: Raw, key: str) -> str:

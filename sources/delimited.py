@@ -54,7 +54,10 @@ def _rows(path: Path, reader: Any, faults: Faults) -> Iterator[tuple[str, dict[s
             if not fields:  # a blank line
                 continue
             if header is None:
-                header = fields
+                header = [name.strip() for name in fields]
+                if repeated := sorted({name for name in header if header.count(name) > 1}):
+                    faults.add(place, f"the header has {repeated[0]!r} twice; rename one")
+                    return
             elif len(fields) == len(header):
                 yield place, dict(zip(header, fields, strict=True))
             else:

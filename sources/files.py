@@ -196,6 +196,10 @@ def _parquet_rows(path: Path, faults: Faults) -> Iterator[Placed]:
     number = 0
     try:
         with Opened(path) as opened, ParquetFile(opened.file) as table:
+            names = table.schema_arrow.names
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                faults.add(str(path), f"has the column {repeated[0]!r} twice; rename one")
+                return
             for batch in table.iter_batches(_PARQUET_ROWS):
                 for row in batch.to_pylist():
                     number += 1

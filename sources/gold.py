@@ -9,6 +9,7 @@ A title that the corpus does not have exactly may be a `comparable` one, undersc
 path or file name of a document that is titled by its heading.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -19,6 +20,8 @@ from sources.packing import unpacked_name
 from storage.records import Passage, Question
 
 CLOSED_ANSWERS = {"yes", "no"}
+_PART = re.compile(r"#\d+\Z")
+"""End of the id of a passage of a document that was cut."""
 
 
 def resolve_gold(
@@ -99,7 +102,7 @@ def _names(passage: Passage) -> Iterator[str]:
     its file name, with and without its ending.
     """
     yield passage.title
-    file = PurePosixPath(passage.id.rpartition("#")[0] or passage.id)
+    file = PurePosixPath(_PART.sub("", passage.id))
     file = file.with_name(unpacked_name(file.name)) if file.name else file
     if file.suffix.lower() in ENDINGS:
         below_folder = PurePosixPath(*file.parts[1:])

@@ -18,7 +18,8 @@ from sources.rows import (
     OptionalText,
     Row,
     Text,
-    Truth,
+    UsuallyFalse,
+    UsuallyTrue,
     content_id,
     distinct,
     with_answers,
@@ -40,7 +41,7 @@ class ParagraphField(BaseModel):
     ]
     title: str
     text: str
-    is_supporting: Truth = False
+    is_supporting: UsuallyFalse = False
 
 
 class QuestionLine(Row):
@@ -57,7 +58,7 @@ class QuestionLine(Row):
     answers: Annotated[Answers, Field(default_factory=list, validation_alias=ANSWERS)]
     type: OptionalText = None
     hops: Hops
-    answerable: Truth = True
+    answerable: UsuallyTrue = True
     supporting_titles: Names
     supporting_ids: Names
     paragraphs: Annotated[list[ParagraphField], BeforeValidator(_none_as_empty)] = Field(

@@ -1,7 +1,7 @@
 """Formats and licence of each source, and a reader of its sets, from files or from the hub."""
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from base.errors import ConfigError
 from base.faults import Faults
@@ -125,6 +125,17 @@ def _expanded(
             yield place if part is raw else f"{place}, question {number}", form, part
 
 
+def _together(first: Question, other: Question) -> Question:
+    """Returns a question with all that two rows say of it; the first decides differences."""
+    lists = ("answers", "supporting_titles", "supporting_ids")
+    singles = ("type", "hops", "licence")
+    merged: dict[str, Any] = {
+        name: distinct((*getattr(first, name), *getattr(other, name))) for name in lists
+    }
+    merged |= {name: getattr(first, name) or getattr(other, name) for name in singles}
+    return first.model_copy(update={**merged, "extra": {**other.extra, **first.extra}})
+
+
 def merge_questions(
     questions: Iterable[PlacedQuestion], faults: Faults
 ) -> tuple[list[PlacedQuestion], int]:
@@ -142,11 +153,9 @@ def merge_questions(
             continue
         if earlier.question == placed.question:
             repeated += 1
-        elif not placed.has_own_id:
+        elif not placed.has_own_id and earlier.question.answerable == placed.question.answerable:
             repeated += 1
-            answers = distinct((*earlier.question.answers, *placed.question.answers))
-            together = earlier.question.model_copy(update={"answers": answers})
-            first[name] = earlier._replace(question=together)
+            first[name] = earlier._replace(question=_together(earlier.question, placed.question))
         else:
             faults.add(placed.place, f"id {name!r} is also at {earlier.place}, with other content")
     return list(first.values()), repeated

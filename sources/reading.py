@@ -17,7 +17,7 @@ from sources.rows import (
     OptionalText,
     Row,
     Text,
-    Truth,
+    UsuallyFalse,
     content_id,
     first_words,
     paragraph,
@@ -76,7 +76,7 @@ class ReadingRow(Row):
     passage: Annotated[Text, Field(validation_alias=AliasChoices("passage", "context"))]
     title: OptionalText = None
     kind: OptionalText = None
-    is_impossible: Truth = False
+    is_impossible: UsuallyFalse = False
     licence: str | None = None
 
     @classmethod

@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
+from ast import literal_eval
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -19,6 +22,7 @@ from pydantic import (
 )
 
 from base.settings import describe_errors
+from base.text import comparable
 from storage.records import Paragraph, Question
 
 
@@ -35,6 +39,14 @@ def _number_as_text(value: Any) -> Any:
     return str(int(value)) if float(value).is_integer() else str(value)
 
 
+_UNSET = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
+"""Texts that tables have in cells without a number or a truth value, in lower case."""
+_NUMPY_ARRAY = re.compile(r"""^\s*\[\s*(['"]).*\1\s+['"]""", re.DOTALL)
+"""The text of an array of NumPy: `['a' 'b']`."""
+_PLACEHOLDERS = frozenset({"<unk>", "No Answer Present."})
+"""What TriviaQA's test set and MS MARCO have instead of an answer."""
+
+
 def _unset_as_none(value: Any) -> Any:
     """Returns None for an empty cell of a table: an empty text, or NaN."""
     return None if value == "" or value != value else value  # noqa: PLR0124
@@ -42,17 +54,22 @@ def _unset_as_none(value: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     """Returns a whole number, also one that a table exports as 2.0 or as text."""
-    value = _unset_as_none(value)
+    value = None if str(value).lower() in _UNSET else value
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and float(value).is_integer():
             return int(value)
     return value
 
 
-def _truth(value: Any) -> Any:
+_TRUE, _FALSE = frozenset({"true", "yes", "1", "1.0"}), frozenset({"false", "no", "0", "0.0"})
+
+
+def _truth(value: Any, *, unset: bool) -> Any:
     """Returns true or false, also for 1 and 0, and for their words in a table."""
-    words = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-    return words.get(str(value).lower(), value)
+    word = str(value).lower()
+    if value is None or word in _UNSET:
+        return unset
+    return word in _TRUE if word in _TRUE | _FALSE else value
 
 
 def _as_texts(value: Any) -> Any:
@@ -61,9 +78,8 @@ def _as_texts(value: Any) -> Any:
     These are a text, a number, true or false (yes or no), a list of these, a list as JSON text (in
     a table), SQuAD's `{"text": […]}`, and TriviaQA's `{"value", "aliases"}`.
     """
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "("):
+        value = _list_in(value)
     if isinstance(value, dict) and "value" in value:
         value = [value["value"], value.get("aliases")]
     elif isinstance(value, dict):
@@ -72,6 +88,22 @@ def _as_texts(value: Any) -> Any:
         # A part of another kind stays as it is, and pydantic reports it.
         return [text for part in value for text in _parts(part)]
     return _parts(value)
+
+
+def _list_in(text: str) -> Any:
+    """Returns the list that a cell of a table has as text, of JSON or Python, or the text itself.
+
+    Raises:
+        ValueError: If it is the text of an array, which cannot be read.
+    """
+    is_array = _NUMPY_ARRAY.search(text) is not None  # Python would join its strings
+    for read in (json.loads,) if is_array else (json.loads, literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = read(text)
+            return list(value) if isinstance(value, list | tuple) else text
+    if is_array or text.lstrip()[:2] in ("['", '["'):
+        raise ValueError('is a list that cannot be read; write it as JSON, such as ["a", "b"]')
+    return text
 
 
 def _parts(value: Any) -> list[Any]:
@@ -90,7 +122,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _no_blanks(texts: list[str]) -> list[str]:
-    return [text for text in texts if text.strip()]
+    return [text for text in texts if comparable(text) and text not in _PLACEHOLDERS]
 
 
 Text = Annotated[str, AfterValidator(_not_blank)]
@@ -101,14 +133,18 @@ Hops = Annotated[
     Annotated[int, Field(ge=1, le=32_767)] | None, BeforeValidator(_whole), Field(default=None)
 ]
 """Number of hops; the limit is that of an int16 column."""
-Truth = Annotated[bool, BeforeValidator(_truth)]
+UsuallyTrue = Annotated[bool, BeforeValidator(partial(_truth, unset=True))]
+UsuallyFalse = Annotated[bool, BeforeValidator(partial(_truth, unset=False))]
 Names = Annotated[list[Identifier], BeforeValidator(_as_list), Field(default_factory=list)]
 Answers = Annotated[list[str], BeforeValidator(_as_texts), AfterValidator(_no_blanks)]
-"""Gold answers, verbatim; blank ones are dropped, because any text would match them."""
+"""Gold answers, verbatim; blank ones and placeholders are dropped: any text would match a blank."""
 QUESTION = AliasChoices("question", "Question", "query")
 ANSWERS = AliasChoices("answers", "answer", "Answer", "Answers", "golden_answers")
-IDS = AliasChoices("id", "_id", "qid", "question_id")
+IDS = AliasChoices("id", "_id", "qid", "question_id", "query_id", "ID", "uid", "example_id")
 """Names of the fields in published sets."""
+
+
+_SHOWN_FIELDS = 8
 
 
 class Row(BaseModel, ABC):
@@ -145,7 +181,10 @@ class Row(BaseModel, ABC):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ValueError(f"{describe_errors(error)} (read as {cls.format})") from error
+            has = ", ".join(list(raw)[:_SHOWN_FIELDS]) or "nothing"
+            raise ValueError(
+                f"{describe_errors(error)} (read as {cls.format}; the row has {has})"
+            ) from error
 
     @abstractmethod
     def to_question(self, source: str) -> Question:

@@ -29,8 +29,8 @@ from training.packing import enable_packed_forward
 from training.preference.pairs import HoldoutScore
 from training.settings import ExampleSettings, TrainingKind, TrainingSettings
 from weights.adapter_chain import copy_chain, save_adapter, save_weights
-from weights.adapters import WEIGHTS
-from weights.model_folders import TRAINING_RECORD, file_hash
+from weights.adapters import WEIGHTS, recorded_hashes
+from weights.model_folders import TRAINING_RECORD
 from weights.policy_files import (
     PACKAGED,
     load_policy,
@@ -211,7 +211,7 @@ class TrainingRun:
         if steps >= FEWEST_STEPS:
             return None
         return (
-            f"warning: {examples} examples make {steps} optimiser steps, too few to learn from; "
+            f"warning: too short to learn: optimiser steps {steps}, examples {examples}; "
             "use more examples or epochs, or a smaller batch_size"
         )
 
@@ -245,7 +245,7 @@ class TrainingRun:
             "digests": {
                 "start": policy_digest(policy_files(self.start), "f16"),
                 **_trained_digest(self.target),
-                **{name: file_hash(self.target / name / WEIGHTS, sha256=True) for name in chain},
+                **{k: v for name in chain for k, v in recorded_hashes(self.target, name).items()},
             },
             "kind": report.kind,
             "report": asdict(report),
@@ -302,9 +302,8 @@ def _finished_training(target: Path, fingerprint: str) -> TrainingReport | None:
 
 def _trained_digest(target: Path) -> dict[str, str]:
     """Returns the digest of the trained adapter, or of all weights, by name."""
-    adapter = target / "adapter" / WEIGHTS
-    if adapter.is_file():
-        return {"adapter": file_hash(adapter, sha256=True)}
+    if (target / "adapter" / WEIGHTS).is_file():
+        return recorded_hashes(target, "adapter")
     return {"weights": policy_digest(policy_files(str(target)), "f32")}
 
 

@@ -106,7 +106,8 @@ def recorded_digests(folder: Path) -> dict[str, Any]:
 
 
 def _check_recorded_hash(adapter: Path) -> None:
-    """Compares the weights with `digests` in `training.json`, if their SHA-256 is recorded there.
+    """Compares weights and configuration with `digests` in `training.json`, if their SHA-256 is
+    recorded there.
 
     The record of `adapter` is next to it; the record of `chain/0` is next to `chain`.
 
@@ -114,12 +115,24 @@ def _check_recorded_hash(adapter: Path) -> None:
         ConfigError: If the hashes differ, or the record is damaged.
     """
     for folder in adapter.parents[:2]:
-        recorded = recorded_digests(folder).get(adapter.relative_to(folder).as_posix())
-        if recorded is not None and recorded != file_hash(adapter / WEIGHTS, sha256=True):
-            raise ConfigError(
-                f"{adapter / WEIGHTS}: is damaged or was replaced, because its SHA-256 is not the "
-                f"one in {folder / TRAINING_RECORD}. Restore it from a copy, or retrain the adapter"
-            )
+        digests, name = recorded_digests(folder), adapter.relative_to(folder).as_posix()
+        for key, file in ((name, WEIGHTS), (f"{name}/{ADAPTER_CONFIG}", ADAPTER_CONFIG)):
+            recorded = digests.get(key)
+            if recorded is not None and recorded != file_hash(adapter / file, sha256=True):
+                raise ConfigError(
+                    f"{adapter / file}: is damaged or was replaced, because its SHA-256 is not the "
+                    f"one in {folder / TRAINING_RECORD}. Restore it from a copy, or retrain the "
+                    "adapter"
+                )
+
+
+def recorded_hashes(folder: Path, name: str) -> dict[str, str]:
+    """Returns the SHA-256 of an adapter's files, under their names in `digests`."""
+    adapter = folder / name
+    return {
+        name: file_hash(adapter / WEIGHTS, sha256=True),
+        f"{name}/{ADAPTER_CONFIG}": file_hash(adapter / ADAPTER_CONFIG, sha256=True),
+    }
 
 
 def _reject_absurd(config: dict[str, Any]) -> None:

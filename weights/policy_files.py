@@ -60,6 +60,11 @@ _DEFAULTS = {"init_lora_weights": True, "qalora_group_size": 16}
 """Values of other entries that PEFT writes into every LoRA, besides those without a value."""
 
 
+_DECISIVE_FILES = (
+    *("chat_template.jinja", "tokenizer_config.json", "chat_template.json"),
+    *("special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+)
+"""Further files of a model folder that decide prompts or the end of a turn."""
 _PROBE_TOKENS = 16
 _MERGE_TOLERANCE = 1e-3
 """Largest difference of a merged policy's logits, relative to the largest logit: float32 rounds."""
@@ -282,8 +287,8 @@ def policy_digest(files: PolicyFiles, precision: str) -> str:
 def _base_hashes(base: Path) -> list[str]:
     if base.is_file():
         return [file_hash(base)]
-    tokenizer = [base / TOKENIZER, base / "chat_template.jinja", base / "tokenizer_config.json"]
-    files = [*weight_files(base), base / "config.json", *(f for f in tokenizer if f.is_file())]
+    named = (base / name for name in (TOKENIZER, *_DECISIVE_FILES))
+    files = [*weight_files(base), base / "config.json", *(f for f in named if f.is_file())]
     if not has_tokenizer(base):
         files.append(packaged_gguf())
     return [file_hash(file) for file in files]

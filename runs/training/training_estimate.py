@@ -21,7 +21,7 @@ def training_estimate(context: StageContext, kind: TrainingKind, examples: int) 
     settings = context.recipe.training.of(kind)
     assert isinstance(settings, ExampleSettings)
     steps = settings.steps(examples)
-    text = f"{kind}: {examples:,} examples, {steps:,} optimiser steps, no calls, no dollars"
+    text = f"{kind}: examples {examples:,}, optimiser steps {steps:,}, no calls, no dollars"
     estimate: dict[str, Any] = {"examples": examples, "optimiser_steps": steps, "cost_usd": 0.0}
     earlier = max(_earlier(kind), default=None)
     if earlier is None:

@@ -112,8 +112,8 @@ def test_questions_are_read_only_if_they_are_used(
 
 def test_pairs_and_steps_do_not_depend_on_the_size_of_parts(runs: dict[int, Path]) -> None:
     many, one = existing_run(runs[2]), existing_run(runs[100])
-    assert len(load_manifest(many.folder).of("relabelled/all/pairs")) == 3
-    assert len(load_manifest(one.folder).of("relabelled/all/pairs")) == 1
+    assert len(load_manifest(many.folder).of("relabelled/all/labels")) == 3
+    assert len(load_manifest(one.folder).of("relabelled/all/labels")) == 1
     for table in ("pairs", "relabelled/all/pairs"):
         pairs = pairs_of(many, table)
         assert len({pair.tree_id for pair in pairs}) > 3

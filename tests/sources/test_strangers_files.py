@@ -67,6 +67,7 @@ def questions(source: str, path: Path) -> list[Question]:
         LINES.decode().encode("utf-16"),
         gzip.compress(as_parquet([json.loads(line) for line in LINES.splitlines()])),
     ],
+    ids=lambda content: str(len(content)),  # the content has the time
 )
 @pytest.mark.parametrize("name", ["q.jsonl", "q.json", "test.csv", "train"])
 def test_the_content_of_a_file_decides_how_it_is_read(
@@ -91,6 +92,7 @@ def test_the_content_of_a_file_decides_how_it_is_read(
         (b"PAR1" + b"x" * 99, "parquet data is damaged"),
         (b"just some words\n" * 50, "neither JSONL"),
     ],
+    ids=lambda part: str(len(part)),
 )  # fmt: skip
 def test_a_file_of_another_kind_is_one_fault_that_names_it(
     content: bytes, says: str, tmp_path: Path
@@ -163,6 +165,13 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("jsonl", {"question": "When?", "answers": 1990.0}, {"answers": ("1990",)}),
     ("jsonl", {"question": "?", "answers": '["a", "b"]'}, {"answers": ("a", "b")}),
     ("jsonl", {"question": "?", "answers": True}, {"answers": ("yes",)}),
+    ("jsonl", {"question": "?", "answers": "['a', 'b']"}, {"answers": ("a", "b")}),
+    ("jsonl", {"question": "?", "answers": "('a',)"}, {"answers": ("a",)}),
+    ("jsonl", {"question": "?", "answers": "(c) 1990"}, {"answers": ("(c) 1990",)}),
+    ("jsonl", {"question": "?", "answers": ["\u200b", "y"]}, {"answers": ("y",)}),
+    ("jsonl", {"question": "?", "answer": "y", "answerable": None}, {"answerable": True}),
+    ("jsonl", {"question": "?", "answer": "y", "answerable": "yes", "hops": "NA"}, {"hops": None}),
+    ("jsonl", {"query_id": 7, "query": "?", "answers": ["y"]}, {"id": "7", "question": "?"}),
     ("jsonl", {"id": 4.0, "question": "?", "answers": ["y"], "hops": 2.0}, {"id": "4", "hops": 2}),
     ("jsonl", {"question": "?", "answers": ["y"], "hops": "2", "answerable": "1"}, {"hops": 2}),
     ("jsonl", {"question": "?", "answerable": 0}, {"answerable": False}),
@@ -242,8 +251,52 @@ def test_a_repeated_question_without_an_id_gets_all_its_answers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"question": "?", "answers": "['b' 'c']"}], "cannot be read; write it as JSON"),
+        ([{"question": "?", "answer": {"value": "<unk>", "aliases": []}}], "lacks answers"),
+        ([{"question": "?", "answers": ["No Answer Present."]}], "lacks answers"),
+        ([{"q": "?", "a": "y"}], "the row has q, a"),
+        (
+            [{"question": "?", "answerable": False}, {"question": "?", "answers": ["y"]}],
+            "with other content",
+        ),
+    ],
+)
+def test_what_looks_like_an_answer_and_is_none_is_refused(
+    rows: list[dict[str, Any]], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_set("jsonl", write_rows(tmp_path / "q.jsonl", *rows))
+
+
+def test_repeated_questions_keep_everything_that_their_rows_say(tmp_path: Path) -> None:
+    rows = [
+        {"question": "?", "answers": ["y"]},
+        {"question": "?", "answers": ["z"], "supporting_titles": ["France"], "hops": 2},
+    ]
+    for order in (rows, rows[::-1]):
+        ((placed,), _) = read_set("jsonl", write_rows(tmp_path / "q.jsonl", *order))
+        assert set(placed.question.answers) == {"y", "z"}
+        assert (placed.question.supporting_titles, placed.question.hops) == (("France",), 2)
+
+
+@pytest.mark.parametrize("name", ["q.csv", "q.parquet"])
+def test_a_repeated_column_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name.endswith("csv"):
+        path.write_text("question,answer,answer\na,b,c\n")
+    else:
+        arrays = [pa.array(["x"])] * 3
+        pq.write_table(pa.Table.from_arrays(arrays, ["question", "answer", "answer"]), path)
+    with pytest.raises(ConfigError, match="'answer' twice"):
+        read_set("jsonl", str(path))
+
+
+@pytest.mark.parametrize(
     ("row", "name"),
     [
+        ({"passage_id": "d1", "text": "Paris."}, "d1"),
         ({"_id": "doc1", "title": "France", "text": "word " * 150}, "doc1"),
         ({"_id": "doc1", "title": "", "text": "Paris."}, "doc1"),
         ({"docid": 7.0, "title": "France", "text": "Paris."}, "7"),
@@ -267,6 +320,11 @@ NFD = "Mu\u0308ller"
         ("travel.html", "travel.md"),
         ("sub/travel.html", "sub/travel.md"),
         ("travel", "travel.md"),
+        ("C#.md", "C#.md"),
+        ("hash#1.md", "hash#1.md"),
+        ("CO₂ emissions", "CO2 emissions.md"),
+        ("emoji❤.md", "emoji❤\ufe0f.md"),
+        ("rtl.md", "rtl\u200f.md"),
     ],
 )
 def test_a_document_is_found_under_every_name_that_looks_like_its_own(

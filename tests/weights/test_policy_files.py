@@ -15,6 +15,7 @@ from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
 from weights.adapter_chain import copy_chain
+from weights.adapters import recorded_hashes
 from weights.hub import hub_folder
 from weights.policy_files import (
     load_policy,
@@ -58,6 +59,17 @@ def test_weights_keep_their_own_tokenizer(weights: Path, tmp_path: Path) -> None
     assert found.apply_chat_template(asked, tokenize=False) == "Who?!"
     digests = {policy_digest(policy_files(str(folder)), "f16") for folder in (weights, own)}
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "generation_config.json"])
+def test_every_file_that_decides_prompts_is_part_of_the_digest(
+    name: str, weights: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(weights, own)
+    before = policy_digest(policy_files(str(own)), "f16")
+    (own / name).write_text('{"eos_token": "x"}')
+    assert policy_digest(policy_files(str(own)), "f16") != before
 
 
 def test_a_hub_base_is_pinned_in_the_record(
@@ -321,6 +333,15 @@ def test_the_digest_covers_what_decides_an_adapters_output(
     path = adapted / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     assert (policy_digest(policy_files(str(adapted)), "f16") == before) is is_same
+
+
+def test_a_changed_configuration_of_a_trained_adapter_is_refused(adapted: Path) -> None:
+    record(adapted, digests=recorded_hashes(adapted, "adapter"))
+    validated_policy_files(str(adapted))
+    path = adapted / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_alpha": 99}))
+    with pytest.raises(ConfigError, match=r"adapter_config.json: is damaged or was replaced"):
+        validated_policy_files(str(adapted))
 
 
 def test_an_adapter_with_a_random_start_is_refused(adapted: Path) -> None:
