@@ -27,6 +27,7 @@ from engines.sampling import (
 from engines.settings import JudgeSettings
 from retrieval.interface import Retriever
 from rewards.judges import AnswerJudge, JudgePrompt, judge_evidence
+from runs.annotation.empty_replies import ADVICE, cause_of
 from runs.factories import environment_for
 from runs.recipe import Recipe
 from storage.records import Message, Question, RetrievedPassage
@@ -130,11 +131,15 @@ def plain_call(sampling: Sampling) -> Ask:
     return ask
 
 
-async def check_call(engine: Engine, ask: Ask, block: str) -> None:
+async def check_call(engine: Engine, ask: Ask, block: str, *, reads_reply: bool = False) -> None:
     """Makes a role's call.
 
     Args:
+        engine: Engine of the model.
+        ask: The call.
         block: Block of the recipe with the model's settings, for the advice.
+        reads_reply: Whether an empty reply and an unreadable verdict are errors, too. A model may
+            give one now and then, so only `doctor` asks for this.
 
     Raises:
         EndpointError: If the endpoint refuses the call; the message names the settings with which
@@ -142,12 +147,16 @@ async def check_call(engine: Engine, ask: Ask, block: str) -> None:
     """
     recording = RecordingEngine(engine)
     try:
-        await ask(recording)
+        result = await ask(recording)
     except RefusedRequest as refusal:
         advice = await _advice(engine, recording.request, block)
         raise EndpointError(f"{refusal}. {advice}") from None
     request, completion = recording.request, recording.completion
-    if request is None or completion is None or request.structure is None:
+    if request is None or completion is None:
+        return
+    if reads_reply:
+        _check_reply(result, completion, block)
+    if request.structure is None:
         return
     is_whole = completion.finish_reason not in ("length", "content_filter")
     if is_whole and not _fits(request.structure, completion.text):
@@ -155,6 +164,22 @@ async def check_call(engine: Engine, ask: Ask, block: str) -> None:
             f"the server ignores constraints: it replied {completion.text[:80]!r} where only a "
             f"reply of the required form is possible. Set {block}.structured_output to the form "
             "that it takes, or to none"
+        )
+
+
+def _check_reply(result: object, completion: Completion, block: str) -> None:
+    """Checks that a reply has a text, and that a judge's verdict was read.
+
+    Raises:
+        EndpointError: If not.
+    """
+    if not completion.text.strip():
+        cause = cause_of(completion.finish_reason, completion.stop_reason or "")
+        raise EndpointError(f"its reply is empty: {cause}. {ADVICE[cause].format(role=block)}")
+    if result is None or getattr(result, "unscored", None) is not None:
+        raise EndpointError(
+            f"its verdict cannot be read: {completion.text[:80]!r}. Use another model, or set "
+            f"{block}.structured_output to a form that the server takes"
         )
 
 

@@ -294,6 +294,7 @@ def _check_endpoint(
     from engines.endpoint.openai import OpenAIEngine
     from engines.endpoint.servers import server_kind
 
+    reads_reply = draw
     # Vendors list models that reject some settings.
     draw = draw or server_kind(model) != "auto"
     # A whole reply may take as long as in the run.
@@ -311,7 +312,7 @@ def _check_endpoint(
             if continued is not None:
                 require_token_ids(engine, continued)
             if draw:
-                await check_call(engine, call, block)
+                await check_call(engine, call, block, reads_reply=reads_reply)
 
     asyncio.run(check())
 

@@ -25,7 +25,7 @@ def empty_replies(ledger: Ledger) -> Counter[tuple[str, str]]:
     """Counts replies without a text by role and cause (a key of `ADVICE`)."""
     counts = Counter[tuple[str, str]]()
     for role, finish, stop, n in ledger.empty_replies():
-        counts[role, _cause(finish, stop or "")] += n
+        counts[role, cause_of(finish, stop or "")] += n
     return counts
 
 
@@ -38,7 +38,8 @@ def empty_reply_advice(ledger: Ledger) -> Iterator[str]:
             yield f"{n:,} of {replies[role]:,} replies of the {role} are empty: {cause}. {advice}"
 
 
-def _cause(finish_reason: str, stop_reason: str) -> str:
+def cause_of(finish_reason: str, stop_reason: str) -> str:
+    """Returns why a reply has no text, as a key of `ADVICE`."""
     if stop_reason == OVERLONG:
         return "far above the token limit"
     if stop_reason == REASONING_ONLY:

@@ -228,6 +228,27 @@ def test_advice_includes_what_the_recipe_sets_already(
     assert advice in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (completion(None, finish_reason="length"), "its reply is empty: the token limit"),
+        ("Perhaps it is so.", "its verdict cannot be read: 'Perhaps it is so.'"),
+    ],
+)
+def test_doctor_names_a_judge_that_cannot_be_read(
+    reply: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        serving(policy) as endpoint,
+        serving(lambda _: reply, models=("judge",), owned_by="x") as judging,
+    ):
+        judge = {"engine": "openai", "model": "judge", "base_url": judging.base_url}
+        evaluation = {"policies": {"start": "policy"}, "judge": judge}
+        config = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
+        assert branchwise("doctor", config, tmp_path / "run") == 2
+    assert f"evaluation.judge: {says}" in capsys.readouterr().out
+
+
 def test_a_refusal_that_happens_once_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
