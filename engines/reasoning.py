@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-READER = 1
+READER = 2
 """Version of the readers of replies, stored with each call. Raise it when a reply may be read in
 another way; `annotate --reread` reads the calls of older versions again.
 """
@@ -34,6 +34,9 @@ _OTHER_CLOSINGS = re.compile(
     """,
     re.VERBOSE,
 )
+_START_OF_TURN = re.compile(
+    r"\A\s*(?:<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>)\s*"
+)
 _END_OF_TURN = re.compile(
     r"<\|(?:im_end|im_start|eot_id|end_of_text|endoftext|end|return|user|END_RESPONSE)\|>"
     r"|<end_of_turn>|<turn\|>|</s>\s*\Z"
@@ -50,6 +53,7 @@ def split_reasoning(content: str) -> tuple[str, str]:
     Tags inside another element, such as `<query>`, are text. Other models' tags mean the same. An
     end-of-turn token that the server left in the text ends the reply.
     """
+    content = _START_OF_TURN.sub("", content)
     same = _OTHER_OPENINGS.sub("<think>", content)
     if same != content:
         same = _OTHER_CLOSINGS.sub("</think>", same)

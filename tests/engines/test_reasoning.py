@@ -22,10 +22,39 @@ ANSWER = "<answer>Paris</answer>"
         (f"<think>a<think>b</think>{ANSWER}", ANSWER, "a\n\nb"),
         (f"<think>a</think>b</think>{ANSWER}", ANSWER, "a\n\nb"),
         ("a < b > c </thinker>", "a < b > c </thinker>", ""),
+        (f"I should write <answer> tags.</think>\n{ANSWER}", ANSWER, "I should write <answer> tags."),
+        (f"[THINK]a[/THINK]{ANSWER}", ANSWER, "a"),
+        (f"<|START_THINKING|>a<|END_THINKING|>{ANSWER}", ANSWER, "a"),
+        (f"<seed:think>a</seed:think>{ANSWER}", ANSWER, "a"),
+        (f"◁think▷a◁/think▷{ANSWER}", ANSWER, "a"),
+        (f'<think time="3">a</think>{ANSWER}', ANSWER, "a"),
+        (f'<details type="reasoning">a</details>{ANSWER}', ANSWER, "a"),
+        (f"analysisI search.assistantfinal{ANSWER}", ANSWER, "I search."),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>"
+            f"{ANSWER}<|return|>",
+            ANSWER,
+            "a",
+        ),
+        (f"{ANSWER}<|im_end|>\n<|im_start|>user\nMore", ANSWER, ""),
+        (f"<|im_start|>assistant\n{ANSWER}<|im_end|>", ANSWER, ""),
     ],
 )  # fmt: skip
 def test_reasoning_is_separated_from_the_reply(content: str, reply: str, reasoning: str) -> None:
     assert split_reasoning(content) == (reply, reasoning)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<query>what does the </think> token do</query>",
+        "<evidence>The essay <reasoning> is unclosed</evidence>",
+        "<query>the [THINK] tag of Magistral</query>",
+        "an analysis of the assistantfinal token",
+    ],
+)
+def test_a_reply_about_such_tags_is_left_as_it_is(content: str) -> None:
+    assert split_reasoning(content) == (content, "")
 
 
 _PART = st.sampled_from(["<think>", "</think>", "a", "<answer>", " ", "\n"])
