@@ -22,7 +22,7 @@ ANSWER = "<answer>Paris</answer>"
         (f"<think>a<think>b</think>{ANSWER}", ANSWER, "a\n\nb"),
         (f"<think>a</think>b</think>{ANSWER}", ANSWER, "a\n\nb"),
         ("a < b > c </thinker>", "a < b > c </thinker>", ""),
-        (f"I should write <answer> tags.</think>\n{ANSWER}", ANSWER, "I should write <answer> tags."),
+        (f"I write <answer> tags.</think>\n{ANSWER}", ANSWER, "I write <answer> tags."),
         (f"[THINK]a[/THINK]{ANSWER}", ANSWER, "a"),
         (f"<|START_THINKING|>a<|END_THINKING|>{ANSWER}", ANSWER, "a"),
         (f"<seed:think>a</seed:think>{ANSWER}", ANSWER, "a"),
