@@ -168,7 +168,7 @@ def _is_unset(value: Any) -> bool:
 def _text(raw: Raw, key: str) -> str:
     value: Any = raw.get(key)
     if key in _IDS and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(int(value)) if float(value).is_integer() else str(value)
+        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if key not in raw:
         raise ValueError(f"lacks the field {key!r}")
     if not isinstance(value, str):

@@ -36,7 +36,7 @@ def _number_as_text(value: Any) -> Any:
     """Returns a number as text; tables export the id 4 and the year 1990 as 4.0 and 1990.0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    return str(int(value)) if float(value).is_integer() else str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 _UNSET = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
@@ -100,7 +100,8 @@ def _list_in(text: str) -> Any:
     for read in (json.loads,) if is_array else (json.loads, literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = read(text)
-            return list(value) if isinstance(value, list | tuple) else text
+            is_tuple = isinstance(value, tuple) and all(isinstance(part, str) for part in value)
+            return list(value) if isinstance(value, list) or is_tuple else text
     if is_array or text.lstrip()[:2] in ("['", '["'):
         raise ValueError('is a list that cannot be read; write it as JSON, such as ["a", "b"]')
     return text

@@ -168,6 +168,8 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("jsonl", {"question": "?", "answers": "['a', 'b']"}, {"answers": ("a", "b")}),
     ("jsonl", {"question": "?", "answers": "('a',)"}, {"answers": ("a",)}),
     ("jsonl", {"question": "?", "answers": "(c) 1990"}, {"answers": ("(c) 1990",)}),
+    ("jsonl", {"question": "?", "answers": "(1, 2)"}, {"answers": ("(1, 2)",)}),
+    ("jsonl", {"id": 10**400, "question": "?", "answers": 3}, {"id": str(10**400)}),
     ("jsonl", {"question": "?", "answers": ["\u200b", "y"]}, {"answers": ("y",)}),
     ("jsonl", {"question": "?", "answer": "y", "answerable": None}, {"answerable": True}),
     ("jsonl", {"question": "?", "answer": "y", "answerable": "yes", "hops": "NA"}, {"hops": None}),
