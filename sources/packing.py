@@ -35,6 +35,8 @@ _UNREADABLE = {
     b"Rar!": "is a RAR archive; unpack it",
 }
 _FIRST_BYTES = 4096
+MOST_ZEROS = 0.05
+"""Share of zero bytes above which a file is not text; a text may have a stray one."""
 
 
 class NotReadable(ValueError):
@@ -66,8 +68,10 @@ class Opened(ExitStack):
             for magic, advice in _UNREADABLE.items():
                 if self._begins(magic):
                     raise NotReadable(advice)
-            if self.kind == "text" and self.encoding == "utf-8-sig" and b"\0" in self._first():
-                raise NotReadable("is a binary file, not text")
+            first = self._first()
+            is_utf8 = self.kind == "text" and self.encoding == "utf-8-sig"
+            if is_utf8 and first.count(0) > MOST_ZEROS * len(first):
+                raise NotReadable("is a binary file, not text (or UTF-16 without a mark)")
         except BaseException:
             self.close()
             raise
