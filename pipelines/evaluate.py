@@ -162,9 +162,9 @@ def _report(
         seed=run.recipe.seed,
     )
     context.console.print(render_table(comparison, by_type=by_type))
-    for one, other in _with_equal_answers(done):
+    for first, second in _with_equal_answers(done):
         context.log(
-            f"note: {one} and {other} take the same steps in every question: they are the same "
+            f"note: {first} and {second} take the same steps in every question: they are the same "
             "policy, or its training changed too little"
         )
     rows = [row.totals() for row in comparison.rows if row.stratum == EVERYTHING]
@@ -189,9 +189,9 @@ def _with_equal_answers(done: dict[str, Evaluated]) -> Iterator[tuple[str, str]]
         name: {row.question_id: row.trajectory for row in answered.predictions}
         for name, answered in done.items()
     }
-    for (one, left), (other, right) in combinations(answers.items(), 2):
-        if left and left == right:
-            yield one, other
+    for (first, of_first), (second, of_second) in combinations(answers.items(), 2):
+        if of_first and of_first == of_second:
+            yield first, second
 
 
 def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:

@@ -16,6 +16,7 @@ _LABEL = re.compile(
 )
 _ENCLOSED = re.compile(r"\\(?:boxed|text|mathbf|textbf)\{([^{}]*)\}|<(\w+)>([^<>]*)</\2>")
 _WORD = re.compile(r"[\W_]*(?:\d+[.)]\s+)?([^\W_]+)\s*(.?)")
+_FRACTION = re.compile(r"[.,]\d")
 _AFTER_WORD = frozenset(".,;:!?\n-–—*_`\"')]}|<$。，")
 
 
@@ -24,7 +25,7 @@ def read_word(text: str, finish_reason: FinishReason, words: tuple[str, str]) ->
 
     The word is the whole reply, or its first word before a mark of punctuation or a line break,
     unless a later line begins with the other word:
-    `**Yes**`, "Answer: no.", "Yes, it matches", `{"verdict": "yes"}`, `\\\\boxed{yes}`. Synonyms
+    `**Yes**`, "Answer: no.", "Yes, it matches", `{"verdict": "yes"}`, `\\boxed{yes}`. Synonyms
     such as True and 是 count for yes, and False and 否 for no.
 
     Args:
@@ -42,6 +43,8 @@ def read_word(text: str, finish_reason: FinishReason, words: tuple[str, str]) ->
     rest = plain[match.end(1) :]
     is_last = not rest.strip()
     if (is_last and finish_reason == "length") or not (is_last or rest[0] in _AFTER_WORD):
+        return None
+    if match[1].isdecimal() and _FRACTION.match(rest):
         return None
     verdict = _verdict(match[1], words)
     later = (_WORD.match(line) for line in rest.splitlines()[1:])

@@ -111,9 +111,9 @@ def evaluated(recipe: Recipe, run: Path, *, policy_works: bool = True) -> Iterat
     to_train = model_folder(run, "")
     for setting, model in models.items():
         temperature = recipe.evaluation.temperature
-        is_checked = temperature == model.temperature or not policy_works
-        if model == recipe.policy and is_checked:
-            continue  # by `servers` and `weights`
+        asks_alike = temperature == model.temperature or model.engine != "openai"
+        if model == recipe.policy and (asks_alike or not policy_works):
+            continue  # `servers` and `weights` check it
         trained = Path(model.model).is_relative_to(to_train)
         if model.engine == "openai" or (model.base_url is not None and not trained):
             sampling = sampling_for(model, recipe.evaluation.temperature)

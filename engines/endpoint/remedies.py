@@ -53,7 +53,7 @@ async def find_settings(accepts: Accepts, refused: Mapping[str, Any]) -> dict[st
 
 
 async def _lower_limit(accepts: Accepts, body: Body) -> Body | None:
-    """Returns the token limit, halved until the server accepts a body; None if it never does."""
+    """Returns a lower token limit with which the server accepts a body; None if none is found."""
     for name in _LIMITS:
         limit = body.get(name, 0) // 2
         while limit >= _SMALLEST_LIMIT:

@@ -168,3 +168,16 @@ def test_models_that_the_embedded_engine_cannot_run_are_problems(
             assert reason in said
             assert "runs Llama, Qwen2 and Qwen3" in said
             assert "`engine: vllm` or `openai`" in said
+
+
+def test_a_missing_embedded_policy_is_one_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "models" / "mine" / "warm-start")
+    evaluation = {"policies": {"start": missing}}
+    config = recipe(tmp_path, "", policy={"model": missing}, evaluation=evaluation)
+    assert branchwise("doctor", config, tmp_path / "run") == 2
+    said = capsys.readouterr().out
+    problems = [line for line in said.splitlines() if line.startswith("problem: ")]
+    assert len([line for line in problems if "warm-start" in line]) == 1, problems
+    assert "`make warm-start` makes it" in said

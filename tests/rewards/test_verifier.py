@@ -71,6 +71,7 @@ async def test_the_prompt_states_that_no_passage_is_in_context() -> None:
     [
         ("yes", True), ("no", False), ("Yes.", True), (" NO\n", False),
         ("", None), ("maybe", None), ("yes and no", None), ("yes\nno", None), ("nothing", None),
+        ("0.5", None),
         ("Yes or no? No", None), ("no, it does not", False), ("Yes\n\nThey do.", True),
         ("Answer: Yes.", True), ("1. No", False), ('{"verdict": "yes"}', True), ("是", True),
         ("\\boxed{yes}", True), ("<answer>no</answer>", False), ("yes<|im_end|>", True),
