@@ -8,7 +8,7 @@ format is wrong, because accuracy and format are separate rewards (`rewards.aren
 from agent.protocol import AgentProtocol
 from agent.segments import section
 from agent.state import Action, State
-from agent.tags import inert
+from agent.tags import without_tags
 from storage.records import Message, Question, RetrievedPassage
 
 SECTIONS = ("relevance", "analysis", "answer")
@@ -36,7 +36,7 @@ class Arena(AgentProtocol):
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
         lines = [f"Question: {state.question}", "References:"]
         for number, passage in enumerate(state.given or (), start=1):
-            lines.append(f"[{number}] {inert(passage.title)}: {inert(passage.text)}")
+            lines.append(f"[{number}] {without_tags(passage.title)}: {without_tags(passage.text)}")
         return (
             Message("system", self.prompts["system"]),
             Message("user", "\n".join(lines if state.given else [*lines, "(none)"])),

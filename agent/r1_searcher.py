@@ -6,10 +6,10 @@ documents after a query inside `<think>`, and the turn continues.
 
 from itertools import chain
 
+from agent.find_tags import without_tags
 from agent.protocol import AgentProtocol
-from agent.segments import R1_SEARCHER, Tag, policy_text, section, tags
+from agent.segments import R1_SEARCHER, Tag, find_tags, policy_text, section
 from agent.state import Action, State, Step
-from agent.tags import inert
 from storage.records import Message
 
 QUERY_END = R1_SEARCHER["query"][1]
@@ -45,7 +45,7 @@ class R1Searcher(AgentProtocol):
 
     def _query(self, state: State, text: str) -> Action:
         """Returns the search at the end of a segment, or an invalid action with the reason."""
-        own_tags = list(tags(text, R1_SEARCHER))
+        own_tags = list(find_tags(text, R1_SEARCHER))
         queries = [tag for tag in own_tags if tag.name == "query"]
         if [tag.closing for tag in queries] != [False, True]:
             return Action.invalid("not one query, opened and closed")
@@ -63,14 +63,14 @@ class R1Searcher(AgentProtocol):
     def _is_thinking(self, state: State, before: list[Tag]) -> bool:
         """Returns whether exactly `<think>` is open: no `</think>` and no `<answer>` yet."""
         texts = (self.prefill, *(step.text for step in state.steps))
-        earlier = chain(*(tags(text, R1_SEARCHER) for text in texts), before)
+        earlier = chain(*(find_tags(text, R1_SEARCHER) for text in texts), before)
         sections = [(tag.name, tag.closing) for tag in earlier if tag.name in ("think", "answer")]
         return sections == [("think", False)]
 
     def inserted(self, state: State, step: Step) -> str:
         opening, closing = R1_SEARCHER["documents"]
         shown = [
-            f"({number}) {inert(passage.title)}: {inert(passage.text)}"
+            f"({number}) {without_tags(passage.title)}: {without_tags(passage.text)}"
             for number, passage in enumerate(step.passages, start=1)
         ]
         return "\n".join(["\n", opening, *(shown or ["None"]), closing, "\n"])

@@ -9,7 +9,7 @@ from typing import ClassVar
 from agent.protocol import AgentProtocol
 from agent.segments import AUTOREFINE, EVAL_RAR, SEARCH_R1, SearchTags, first_pair
 from agent.state import Action, State, Step
-from agent.tags import inert
+from agent.tags import without_tags
 from storage.records import Message
 
 CORRECTION = "\nMy action is wrong. Let me try again.\n"
@@ -57,7 +57,7 @@ class SearchLoop(AgentProtocol):
             return CORRECTION
         opening, closing = self.search_tags.pairs[self.search_tags.documents]
         shown = [
-            f'Doc {number}(Title: "{inert(passage.title)}") {inert(passage.text)}'
+            f'Doc {number}(Title: "{without_tags(passage.title)}") {without_tags(passage.text)}'
             for number, passage in enumerate(step.passages, start=1)
         ]
         return f"\n\n{opening}" + "\n".join(shown or ["None"]) + f"{closing}\n\n"

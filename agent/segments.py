@@ -76,7 +76,7 @@ EVAL_RAR = SearchTags(evaluation="evaluate")
 AUTOREFINE = SearchTags("documents", "refine")
 
 
-def tags(text: str, known: Pairs) -> Iterator[Tag]:
+def find_tags(text: str, known: Pairs) -> Iterator[Tag]:
     """Yields the known tags of a text in order."""
     kinds = {opening: (name, False) for name, (opening, _) in known.items()}
     kinds |= {closing: (name, True) for name, (_, closing) in known.items()}
@@ -86,7 +86,7 @@ def tags(text: str, known: Pairs) -> Iterator[Tag]:
 
 def section(text: str, name: str) -> str | None:
     """Returns the text between exactly one `<name>` and one `</name>`, in this order, or None."""
-    first_tags = list(islice(tags(text, pairs(name)), 3))
+    first_tags = list(islice(find_tags(text, pairs(name)), 3))
     if [tag.closing for tag in first_tags] != [False, True]:
         return None
     return text[first_tags[0].end : first_tags[1].start]
@@ -99,7 +99,7 @@ def outside(text: str, names: Iterable[str]) -> str | None:
     """
     expected = [(name, closing) for name in names for closing in (False, True)]
     known = pairs(*(name for name, _ in expected))
-    first_tags = list(islice(tags(text, known), len(expected) + 1))
+    first_tags = list(islice(find_tags(text, known), len(expected) + 1))
     if [(tag.name, tag.closing) for tag in first_tags] != expected:
         return None
     ends = [0, *(tag.end for tag in first_tags[1::2])]
@@ -109,7 +109,7 @@ def outside(text: str, names: Iterable[str]) -> str | None:
 
 def first_pair(text: str, known: Pairs, names: Collection[str]) -> tuple[Tag, Tag] | None:
     """Returns the first complete pair of `names` without a known tag inside."""
-    for opened, closed in pairwise(tags(text, known)):
+    for opened, closed in pairwise(find_tags(text, known)):
         is_pair = opened.name == closed.name and not opened.closing and closed.closing
         if is_pair and opened.name in names:
             return opened, closed

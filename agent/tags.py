@@ -39,10 +39,10 @@ def fenced(title: str, text: str) -> str:
     Angle brackets become look-alikes and the passage stays on one line, so its text cannot look
     like a line of the prompt. Everything else stays verbatim, because answers are copied from here.
     """
-    return f"<passage>{inert(title)}: {inert(text)}</passage>"
+    return f"<passage>{without_tags(title)}: {without_tags(text)}</passage>"
 
 
-def inert(text: str) -> str:
+def without_tags(text: str) -> str:
     """Returns the text on one line, without angle brackets that could imitate a tag."""
     return " ".join(text.split()).replace("<", "‹").replace(">", "›")
 

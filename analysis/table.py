@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 
 NONE = "–"
 """Text of a cell without a value."""
@@ -39,25 +39,27 @@ class Sheet:
 
     def text(self) -> Table:
         """Returns a table for `console.print`. Markup and escapes in cells stay text."""
-        table = Table(title=Text(inert(self.title)), title_justify="left")
+        table = Table(title=Text(terminal_safe(self.title)), title_justify="left")
         for number, name in enumerate(self.head):
             # Wrap names instead of numbers, which must stay on one line.
             if number < self.names:
-                table.add_column(Text(inert(name)), overflow="fold")
+                table.add_column(Text(terminal_safe(name)), overflow="fold")
             else:
-                table.add_column(Text(inert(name)), justify="right", no_wrap=True)
+                table.add_column(Text(terminal_safe(name)), justify="right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*(Text(inert(cell)) for cell in row))
+            table.add_row(*(Text(terminal_safe(cell)) for cell in row))
         return table
 
     def markdown(self) -> str:
         """Returns the table as GitHub Markdown."""
-        return f"**{inert(self.title)}**\n\n" + markdown_table(self.head, self.rows, self.names)
+        return f"**{terminal_safe(self.title)}**\n\n" + markdown_table(
+            self.head, self.rows, self.names
+        )
 
     def csv(self) -> str:
         """Returns comma-separated text with the head, without the title."""
         written = io.StringIO()
-        lines = [[inert(cell) for cell in row] for row in (self.head, *self.rows)]
+        lines = [[terminal_safe(cell) for cell in row] for row in (self.head, *self.rows)]
         csv.writer(written, lineterminator="\n").writerows(lines)
         return written.getvalue()
 
@@ -80,7 +82,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 def markdown_cell(text: str) -> str:
     """Returns `text` as a cell of a Markdown table: on one line, and within its column."""
-    return inert(text).replace("|", "\\|")
+    return terminal_safe(text).replace("|", "\\|")
 
 
 def markdown_table(head: tuple[str, ...], rows: tuple[tuple[str, ...], ...], names: int = 1) -> str:

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from agent.prompts import prompts_digest
 from agent.state import State
-from agent.tags import inert
+from agent.tags import without_tags
 from annotation.verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
 from base.errors import JudgeError
 from engines.sampling import (
@@ -95,15 +95,15 @@ def _messages(
 ) -> tuple[Message, ...]:
     prompts = _prompts()
     form = prompts["judge-json" if structured else "judge-sentence"]
-    golds = " | ".join(inert(answer) for answer in question.answers) or "(none)"
+    golds = " | ".join(without_tags(answer) for answer in question.answers) or "(none)"
     # Each step is data: on one line, and unable to close its fence.
     contents = [s.text if responses else s.action.content or s.text for s in state.steps]
     steps = [
-        f'<step number="{number}" kind="{step.action.kind}">{inert(content)}</step>'
+        f'<step number="{number}" kind="{step.action.kind}">{without_tags(content)}</step>'
         for number, (step, content) in enumerate(zip(state.steps, contents, strict=True), 1)
     ]
     lines = [
-        f"Question: {inert(question.question)}",
+        f"Question: {without_tags(question.question)}",
         f"Golden answers: {golds}",
         *(steps or ["(no step yet)"]),
         "Grade the steps.",

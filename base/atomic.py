@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import StorageError
-from base.terminal_escape import inert_json
+from base.terminal_escape import terminal_safe_json
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def atomic_write_json(path: Path, value: Any) -> None:
         ValueError: If `value` holds NaN or an infinity, which JSON cannot express.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    atomic_write_text(path, inert_json(text) + "\n")
+    atomic_write_text(path, terminal_safe_json(text) + "\n")
 
 
 def sync(path: Path) -> None:

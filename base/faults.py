@@ -1,7 +1,7 @@
 """Reports all errors of input files together."""
 
 from base.errors import ConfigError
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 
 
 class Faults:
@@ -17,7 +17,7 @@ class Faults:
         """Adds an error, with its place."""
         self.count += 1
         if self.count <= self.shown:
-            self._messages.append(inert(f"{place}: {what}"))
+            self._messages.append(terminal_safe(f"{place}: {what}"))
 
     def raise_any(self) -> None:
         """Raises the collected errors, if any.

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from base.errors import ConfigError
 from base.secret_names import contains_key
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 
 if TYPE_CHECKING:
     import ssl
@@ -175,7 +175,7 @@ def _target(url: str, location: str) -> str:
         return _UNREADABLE
     if parts.scheme not in ("http", "https"):
         return _UNREADABLE
-    host = inert(parts.netloc.rpartition("@")[2])
+    host = terminal_safe(parts.netloc.rpartition("@")[2])
     path = "another path of " if (parts.scheme, host) == urlsplit(url)[:2] else ""
     return f"{path}{parts.scheme}://{host}"
 

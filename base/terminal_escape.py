@@ -5,8 +5,8 @@ Unescaped, it could clear the screen, set the terminal's title, fake links, reve
 other text, or imitate one of our lines. Such characters are escaped as in Python: an escape
 character becomes `\\x1b`.
 
-    a field of a message, a cell of a table   `inert`: always one line
-    a message of several lines                `inert_lines`: line breaks stay, all else as above
+    a field of a message, a cell of a table   `terminal_safe`: always one line
+    a message of several lines                `terminal_safe_lines`: keeps line breaks
     output of other code                      `guard_streams`: stdout and stderr, from then on
 
 All characters that Python calls not printable are escaped: control characters (C0, DEL and C1),
@@ -26,22 +26,22 @@ from typing import Any, TextIO, cast
 _JOINERS = "\u200c\u200d"
 
 
-def inert(text: str) -> str:
+def terminal_safe(text: str) -> str:
     """Returns `text` on one line; escapes every character that a terminal might act on."""
     return _spelled(text, _as_python) if not text.isprintable() else text
 
 
-def inert_lines(text: str) -> str:
+def terminal_safe_lines(text: str) -> str:
     """Returns `text` with its line breaks (`\\n` only) and each of its lines escaped."""
-    return text if text.isprintable() else "\n".join(map(inert, text.split("\n")))
+    return text if text.isprintable() else "\n".join(map(terminal_safe, text.split("\n")))
 
 
 def one_line(text: str) -> str:
     """Returns `text` escaped, with one blank for every run of white space."""
-    return inert(" ".join(text.split()))
+    return terminal_safe(" ".join(text.split()))
 
 
-def inert_json(text: str) -> str:
+def terminal_safe_json(text: str) -> str:
     r"""Returns equivalent JSON that is safe to print: its strings hold `\u` escapes instead."""
     # JSON knows one line break outside strings, and none inside them.
     return "\n".join(
@@ -49,12 +49,12 @@ def inert_json(text: str) -> str:
     )
 
 
-def inert_yaml(value: Any) -> str:
+def terminal_safe_yaml(value: Any) -> str:
     """Returns `value` as YAML in the given order; in ASCII if a terminal might act on it."""
     import yaml
 
     text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-    if text == inert_lines(text):
+    if text == terminal_safe_lines(text):
         return text
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=False)
 
@@ -75,7 +75,7 @@ def _as_json(character: str) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
-class InertStream:
+class TerminalSafeStream:
     """A text stream that escapes the lines written to it; otherwise like the inner stream.
 
     Attributes:
@@ -87,7 +87,7 @@ class InertStream:
 
     def write(self, text: str) -> int:
         """Writes `text` escaped; returns the length of the original."""
-        self.inner.write(inert_lines(text))
+        self.inner.write(terminal_safe_lines(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -110,12 +110,14 @@ def guard_streams() -> None:
     os.environ["PYTHON_COLORS"] = "0"
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, InertStream):
+        if stream is not None and not isinstance(stream, TerminalSafeStream):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
-            setattr(sys, name, InertStream(stream))
+            setattr(sys, name, TerminalSafeStream(stream))
 
 
 def bare(stream: TextIO) -> TextIO:
     """Returns the stream inside a guarded one; returns any other stream unchanged."""
-    return cast(InertStream, stream).inner if isinstance(stream, InertStream) else stream
+    return (
+        cast(TerminalSafeStream, stream).inner if isinstance(stream, TerminalSafeStream) else stream
+    )

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from analysis.table import Sheet
 from base.errors import ConfigError, StorageError
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from retrieval.interface import Retriever
 from runs.annotation.commit import FAILED, Committer
 from runs.annotation.dataset_card import describe_search, write_card
@@ -126,8 +126,8 @@ def _check(context: StageContext, recipe: Recipe, replayed: Replayed) -> Data:
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
         f"{describe_search(recipe.mcts)}, labels: {recipe.scheme.describe()}"
     )
-    policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
-    context.log(f"policy {policy}; run folder {inert(str(context.run))}")
+    policy = f"{recipe.policy.engine}:{terminal_safe(recipe.policy.model)}"
+    context.log(f"policy {policy}; run folder {terminal_safe(str(context.run))}")
     log_notes(context, recipe, data)
     # Before the run folder has a recipe in it, which the fixed command would not be let change.
     check_run_folder(context.run, recipe)
@@ -204,7 +204,7 @@ def _log_totals(
     rows = tuple((reason, f"{count:,}") for reason, count in sorted(totals["counts"].items()))
     context.console.print(Sheet("annotate: counted", ("what", "n"), rows).text())
     context.log(
-        f"wrote {inert(str(context.run))}: {totals['questions_done']} questions done, "
+        f"wrote {terminal_safe(str(context.run))}: {totals['questions_done']} questions done, "
         f"{totals['questions_failed']} failed, {totals['pairs']} pairs, {spent}"
     )
     for caveat in caveats:
@@ -253,6 +253,6 @@ def protocol_warning(run: Path, model: str) -> str | None:
         return f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were empty"
     return (
         f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were not actions of the "
-        f"protocol, such as '{inert(first[:200])}'. Choose another policy.model, train this one "
-        "with `make warm-start`, or constrain its replies with policy.structured_output"
+        f"protocol, such as '{terminal_safe(first[:200])}'. Choose another policy.model, train "
+        "this one with `make warm-start`, or constrain its replies with policy.structured_output"
     )

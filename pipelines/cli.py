@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 from base.memory import format_memory_error, out_of_memory_message
 from base.plain_json import dump_json
 from base.seeds import LEAST, MOST, fits_int64
-from base.terminal_escape import guard_streams, inert, inert_json
+from base.terminal_escape import guard_streams, terminal_safe, terminal_safe_json
 from base.text import did_you_mean, replace_surrogates
 from pipelines.entry import raise_on_interrupt
 from pipelines.stages import STAGES, Stage
@@ -73,7 +73,7 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits with code 2."""
-        super().error(inert(message))
+        super().error(terminal_safe(message))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.stage is not None:
@@ -271,7 +271,7 @@ def next_stages(
 
 def json_line(totals: Any) -> str:
     """Returns the totals as the JSON of `--json`: one line of ASCII that may be shown as it is."""
-    return inert_json(dump_json(totals, ascii_only=True))
+    return terminal_safe_json(dump_json(totals, ascii_only=True))
 
 
 def recipe_file(options: argparse.Namespace) -> Path:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from analysis.table import NONE, Sheet
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from rewards.answers import is_ambiguous, normalise
 from runs.factories import open_data, open_index
 from runs.stage import StageContext, StageResult
@@ -27,7 +27,9 @@ def data(context: StageContext) -> StageResult:
     )
     head = ("source", "split", "type", "hops", "n")
     context.console.print(Sheet(f"{len(material.questions)} questions", head, rows, names=3).text())
-    examples = ", ".join(f"{inert(p.id)} ({inert(p.title)})" for p in material.passages[:3])
+    examples = ", ".join(
+        f"{terminal_safe(p.id)} ({terminal_safe(p.title)})" for p in material.passages[:3]
+    )
     context.log(f"{len(material.passages):,} passages, such as {examples}")
     for line in material.describe_notes():
         context.log(line)
@@ -36,7 +38,8 @@ def data(context: StageContext) -> StageResult:
     golds = [gold for q in material.questions for gold in q.answers]
     if ambiguous := list(dict.fromkeys(filter(is_ambiguous, golds))):
         shown = ", ".join(
-            f'"{inert(gold)}" and "{inert(normalise(gold))}"' for gold in ambiguous[:3]
+            f'"{terminal_safe(gold)}" and "{terminal_safe(normalise(gold))}"'
+            for gold in ambiguous[:3]
         )
         context.log(
             f"warning: {len(ambiguous)} gold answers that SQuAD's exact match takes for others, "

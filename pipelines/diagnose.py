@@ -20,7 +20,7 @@ from analysis.survival import FACETS, SurvivalRow, sample_pairs, survival_table
 from analysis.table import NONE, Sheet, number
 from base.atomic import atomic_write_json, atomic_write_text
 from base.errors import ConfigError, StorageError
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from runs.annotation.diagnosis_rules import (
     Finding,
     conclusion,
@@ -150,7 +150,7 @@ def _exported(context: StageContext, diagnosis: Diagnosis, model: Path) -> Findi
 def markdown(diagnosis: Diagnosis) -> str:
     """Returns the findings, and label survival by every facet, as Markdown tables."""
     label = "" if diagnosis.label is None else f", labels `{diagnosis.label}`"
-    lines = [f"# Can {inert(diagnosis.run + label)} teach?", ""]
+    lines = [f"# Can {terminal_safe(diagnosis.run + label)} teach?", ""]
     lines += [f"Conclusion: {conclusion(diagnosis.findings)}.", "", _sheet(diagnosis).markdown()]
     if diagnosis.survival:
         rows = tuple(

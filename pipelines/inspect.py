@@ -26,7 +26,7 @@ from rich.text import Text
 from analysis.table import markdown_rows, markdown_table
 from base.errors import ConfigError
 from base.plain_json import dump_json
-from base.terminal_escape import bare, inert, inert_lines
+from base.terminal_escape import bare, terminal_safe, terminal_safe_lines
 from base.text import replace_surrogates
 from runs.annotation.stored_trees import check_relabelling
 from runs.folder import Run, existing_run
@@ -101,7 +101,7 @@ def show(
                 console.width = max(console.width, console.measure(table, options=unbound).maximum)
             console.print(table)
         else:
-            head = f"## {inert(title)}\n\n" if title and not shown else ""
+            head = f"## {terminal_safe(title)}\n\n" if title and not shown else ""
             stream.write(head + FORMATS[form](part, shown == 0))
         shown += len(part.rows)
     if form == "json":
@@ -115,7 +115,7 @@ def as_table(result: QueryResult, title: str | None = None) -> Table:
     """Returns a part of a result as a table; a text keeps its line breaks, within its cell."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in result.columns:
-        table.add_column(Text(inert(column)))
+        table.add_column(Text(terminal_safe(column)))
     for row in result.rows:
         table.add_row(*(Text(_shown(value)) for value in row))
     return table
@@ -164,7 +164,7 @@ def _json(value: Any) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
-    return "" if value is None else inert_lines(str(value))
+    return "" if value is None else terminal_safe_lines(str(value))
 
 
 def _prompt(console: Terminal, run: Run, connection: duckdb.DuckDBPyConnection) -> None:

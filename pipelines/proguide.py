@@ -25,7 +25,7 @@ from base.atomic import atomic_path
 from base.errors import ConfigError
 from base.faults import Faults
 from base.settings import describe_errors
-from base.terminal_escape import inert_json
+from base.terminal_escape import terminal_safe_json
 from base.text import digest_of, replace_surrogates
 from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import check_run_folder, existing_run, open_run
@@ -213,7 +213,9 @@ def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
     with atomic_path(path) as temporary, open_text(temporary, encoding="utf-8") as file:
         file.write("" if lines else "[")
         for count, pair in enumerate(pairs, start=1):
-            text = inert_json(json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False))
+            text = terminal_safe_json(
+                json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False)
+            )
             file.write(f"{text}\n" if lines else f"{',' if count > 1 else ''}\n{text}")
         file.write("" if lines else "\n]\n")
     return count

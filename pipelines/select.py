@@ -21,7 +21,7 @@ from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
 from base.atomic import atomic_write_text
 from base.errors import BranchwiseError
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from base.text import digest_of
 from retrieval.interface import Retriever
 from rewards.outcome import AnswerScores
@@ -103,10 +103,11 @@ def select(context: StageContext) -> StageResult:
 def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
     protocol, rollouts = protocol_of(rater.agent), rater.difficulty.rollouts
     most_calls = len(data.questions) * rollouts * protocol.max_calls
+    model, folder = terminal_safe(rater.policy.model), terminal_safe(str(context.run))
     context.log(
         f"select: {len(data.questions):,} questions over {len(data.passages):,} passages, rater "
-        f"{rater.policy.engine}:{inert(rater.policy.model)} with the protocol {protocol.name} at "
-        f"temperature {rater.evaluation.temperature:g}; run folder {inert(str(context.run))}"
+        f"{rater.policy.engine}:{model} with the protocol {protocol.name} at temperature "
+        f"{rater.evaluation.temperature:g}; run folder {folder}"
     )
     context.log(
         f"cost: at most {most_calls:,} calls of at most {rater.policy.max_new_tokens:,} new tokens "
@@ -168,14 +169,14 @@ def _write_stages(
         path = run.folder / "select" / f"stage-{stage}.jsonl"
         chosen = [by_id[row.question_id] for bucket in buckets.values() for row in bucket]
         labels = ", ".join(
-            f"{len(bucket):,} of {stages[stage][name]:,} {inert(name)}"
+            f"{len(bucket):,} of {stages[stage][name]:,} {terminal_safe(name)}"
             for name, bucket in buckets.items()
         )
         if len(chosen) < sum(stages[stage].values()):
             labels += "; fewer than in difficulty.stages, in the same proportions"
         if chosen:
             atomic_write_text(path, "".join(map(line_of, chosen)))
-            context.log(f"{inert(str(path))}: {len(chosen):,} questions ({labels})")
+            context.log(f"{terminal_safe(str(path))}: {len(chosen):,} questions ({labels})")
         else:
             path.unlink(missing_ok=True)
             context.log(

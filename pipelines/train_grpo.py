@@ -20,7 +20,7 @@ from typing import Any
 
 from agent.protocols import protocol_of
 from base.errors import BudgetExceeded, ConfigError
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
 from runs.annotation.stored_trees import check_relabelling_current, labels_table
@@ -240,7 +240,7 @@ def _announce(
         context.log(
             f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
             f"{protocol.name}, {len(training.questions):,} questions, start "
-            f"{inert(recipe.policy.trainable)} → {training.target}"
+            f"{terminal_safe(recipe.policy.trainable)} → {training.target}"
         )
         context.log(
             f"cost: {settings.batches} batches of {settings.batch_questions} questions, "

@@ -16,7 +16,7 @@ from pydantic import Field
 from agent.protocol import AgentProtocol
 from agent.protocols import PROTOCOLS
 from agent.search_loop import SearchLoop
-from agent.segments import SearchTags, Segment, first_pair, is_block, tags
+from agent.segments import SearchTags, Segment, find_tags, first_pair, is_block
 from agent.state import INVALID, State
 from rewards.answers import contains, exact_match, f1, normalise
 from rewards.outcome import Outcome, Verdicts
@@ -113,7 +113,7 @@ def _evaluations(segments: Iterable[Segment], search_tags: SearchTags) -> Iterat
         # The environment drops text after the action of a call.
         action = first_pair(segment.text, known, ACTIONS)
         text = segment.text[: action[0].start] if action else segment.text
-        for tag, after in pairwise([*tags(text, known), None]):
+        for tag, after in pairwise([*find_tags(text, known), None]):
             if tag is None or tag[:2] != (name, False):
                 continue
             if after is not None and after[:2] == (name, True):

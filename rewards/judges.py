@@ -19,7 +19,7 @@ from typing import Literal
 from agent.evo_rag import live_searches
 from agent.prompts import prompts_digest
 from agent.state import State
-from agent.tags import fenced, inert
+from agent.tags import fenced, without_tags
 from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure
 from engines.settings import JudgeSettings
 from rewards.one_word import read_word
@@ -101,10 +101,10 @@ class AnswerJudge:
         Raises:
             EndpointError: If the judge's endpoint failed.
         """
-        golds = " | ".join(inert(gold) for gold in question.answers) or "(none)"
-        lines = [f"Correct answers: {golds}", f"Response: {inert(answer)}"]
+        golds = " | ".join(without_tags(gold) for gold in question.answers) or "(none)"
+        lines = [f"Correct answers: {golds}", f"Response: {without_tags(answer)}"]
         if shows_question := self.prompt == "true-false":
-            lines = [f"Question: {inert(question.question)}", *lines]
+            lines = [f"Question: {without_tags(question.question)}", *lines]
         words = ("True", "False") if shows_question else ("yes", "no")
         return await ask_for_word(
             self.engine,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agent.protocol import AgentProtocol
-from agent.segments import R1_SEARCHER, Segment, is_block, outside, policy_text, section, tags
+from agent.segments import R1_SEARCHER, Segment, find_tags, is_block, outside, policy_text, section
 from agent.state import State
 from rewards.answers import cover_em, exact_match, f1
 from rewards.outcome import Outcome, Verdicts
@@ -111,11 +111,11 @@ def _failures(
         yield "outside"
     answer = section(text, "answer")
     if answer is not None:
-        if not answer.strip() or any(tags(answer, R1_SEARCHER)):
+        if not answer.strip() or any(find_tags(answer, R1_SEARCHER)):
             yield "answer"
         if len(answer.split()) > max(max_words, *(len(gold.split()) for gold in golds), 0):
             yield "long-answer"
-    if any(tag.name == "documents" for tag in tags(text, R1_SEARCHER)):
+    if any(tag.name == "documents" for tag in find_tags(text, R1_SEARCHER)):
         yield "documents"
     if not _only_served(segments):
         yield "query"
@@ -134,7 +134,9 @@ def _only_served(segments: Sequence[Segment]) -> bool:
         if segment.role == "environment":
             continue
         served = any(is_block(after, opening) for after in segments[place + 1 : place + 2])
-        queries = [tag.closing for tag in tags(segment.text, R1_SEARCHER) if tag.name == "query"]
+        queries = [
+            tag.closing for tag in find_tags(segment.text, R1_SEARCHER) if tag.name == "query"
+        ]
         if queries != ([False, True] if served else []):
             return False
     return True

@@ -13,7 +13,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from base.errors import ConfigError
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from engines.sampling import Usage, cost_usd
 from engines.settings import Price
 from runs.cost_bounds import CostRange, Range, scale
@@ -241,7 +241,7 @@ def estimate_from_run(
         expected_sum(known, units) if len(known) == len(paid) else None,
         scale(calls, stored_bytes / history.calls),
     )
-    source = "this run" if other is None else inert(str(run))
+    source = "this run" if other is None else terminal_safe(str(run))
     return CostEstimate(
         unit,
         units,

@@ -14,7 +14,7 @@ from base.errors import ConfigError
 from base.plain_yaml import parse_yaml
 from base.safe_files import read_named
 from base.secret_names import REDACTED, names_secret, redacted_setting
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from base.text import did_you_mean
 from rewards.schemes import settings_class
 from rewards.settings import SchemeSettings
@@ -39,7 +39,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe, problems, unsound = _read(path, overrides)
     problems += [f"{path}: {problem}" for problem in find_conflicts(recipe, unsound)]
     if problems:
-        raise ConfigError("\n".join(map(inert, problems)))
+        raise ConfigError("\n".join(map(terminal_safe, problems)))
     return recipe
 
 

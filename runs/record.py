@@ -16,7 +16,7 @@ from base.atomic import atomic_write_json, atomic_write_text
 from base.errors import ConfigError
 from base.plain_json import object_inside
 from base.settings import describe_errors
-from base.terminal_escape import inert_yaml
+from base.terminal_escape import terminal_safe_yaml
 from base.text import digest_of
 from runs.environment import environment_facts
 from runs.recipe import Recipe
@@ -64,7 +64,7 @@ class RunRecord(BaseModel):
         """
         sealed = self.model_copy(update={"seal": self._hash()})
         atomic_write_json(folder / PROVENANCE, sealed.model_dump())
-        atomic_write_text(folder / CONFIG, inert_yaml(self.recipe))
+        atomic_write_text(folder / CONFIG, terminal_safe_yaml(self.recipe))
 
     @property
     def broken(self) -> bool:
@@ -116,7 +116,7 @@ def _unreadable(folder: Path, reason: str) -> ConfigError:
 
 def dump_recipe(recipe: Recipe) -> str:
     """Returns the resolved recipe as YAML."""
-    return inert_yaml(recipe.model_dump(mode="json"))
+    return terminal_safe_yaml(recipe.model_dump(mode="json"))
 
 
 def flat(value: Any, at: str = "") -> dict[str, Any]:

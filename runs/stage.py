@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from base.errors import BudgetExceeded, ConfigError
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from base.text import Log
 from runs.cost_bounds import CostRange
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
@@ -106,7 +106,7 @@ def failure_code(
     if failed:
         context.log(f"{failed.total()} of {total} {what}: {listed(failed)}")
     for message, _ in Counter(messages).most_common(1):
-        context.log(f"such as: {inert(message)} (`branchwise doctor` checks the endpoints)")
+        context.log(f"such as: {terminal_safe(message)} (`branchwise doctor` checks the endpoints)")
     if failed.total() > context.recipe.limits.max_failed_share * max(total, 1):
         context.log("that is more than limits.max_failed_share; see `make inspect`")
         return TOO_MANY_FAILURES

@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from base.terminal_escape import bare, inert_lines
+from base.terminal_escape import bare, terminal_safe_lines
 
 PIPED_WIDTH = 200
 """Columns without a terminal: a narrower table would lose data in a file or a pipe."""
@@ -42,7 +42,7 @@ class Terminal(Console):
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Returns a string as text that is measured as it will be shown."""
-        return super().render_str(inert_lines(text), **how)
+        return super().render_str(terminal_safe_lines(text), **how)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -52,4 +52,4 @@ class Terminal(Console):
             text, style, control = segment
             if style and style.link:
                 style = style.update_link(None)
-            yield segment if control else Segment(inert_lines(text), style)
+            yield segment if control else Segment(terminal_safe_lines(text), style)

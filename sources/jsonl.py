@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
-from base.terminal_escape import inert_json
+from base.terminal_escape import terminal_safe_json
 from base.text import storable_values
 from sources.rows import (
     ANSWERS,
@@ -96,4 +96,4 @@ def line_of(question: Question) -> str:
     """
     fields = question.model_dump(exclude={"source", "split", "extra"})
     line = storable_values({"source": question.source, **question.extra, **fields})
-    return inert_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n"
+    return terminal_safe_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n"

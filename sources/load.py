@@ -10,7 +10,7 @@ from itertools import islice
 
 from base.errors import ConfigError
 from base.faults import Faults
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from sources.corpus import Corpus, load_corpus
 from sources.gold import resolve_gold
 from sources.readers import PlacedQuestion, merge_questions, read_set
@@ -306,4 +306,4 @@ def _note_missing(
 
 def _examples(texts: Iterable[str]) -> str:
     """Returns the first three texts in quotes, shortened."""
-    return ", ".join(f'"{inert(text[:_SHOWN])}"' for text in islice(texts, 3))
+    return ", ".join(f'"{terminal_safe(text[:_SHOWN])}"' for text in islice(texts, 3))

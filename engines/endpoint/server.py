@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from engines.endpoint.chat import StructuredForm
 
 _FORMS: dict[str, StructuredForm] = {
@@ -34,7 +34,7 @@ class ServerFacts:
     def models_shown(self) -> str:
         """The first models, for a message."""
         more = ", …" if len(self.models) > _SHOWN else ""
-        shown = ", ".join(inert(name[:_LONGEST_SHOWN]) for name in self.models[:_SHOWN])
+        shown = ", ".join(terminal_safe(name[:_LONGEST_SHOWN]) for name in self.models[:_SHOWN])
         return (shown or "none") + more
 
 

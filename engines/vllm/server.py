@@ -21,7 +21,7 @@ from typing import Self
 
 from base.errors import BranchwiseError, ConfigError, EndpointError, StorageError
 from base.http import HttpClient, Redirected, ReplyTooLarge
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 
 START_LIMIT_S = 1800.0
 """Seconds until a started server must be healthy: large weights and compiling take minutes."""
@@ -268,7 +268,9 @@ class VllmServer:
                 text = file.read().decode("utf-8", "replace")
         except OSError as error:
             return f"; its log {self.log_file} cannot be read: {error}"
-        lines = [inert(line.rstrip()) for line in text.splitlines() if not _NOISE.search(line)]
+        lines = [
+            terminal_safe(line.rstrip()) for line in text.splitlines() if not _NOISE.search(line)
+        ]
         lines = [line[:_LINE_SHOWN] for line in lines if line]
         errors = [line for line in lines[:-_LAST_LINES] if _ERROR.search(line)]
         shown = [*dict.fromkeys(errors[-_ERRORS:]), *lines[-_LAST_LINES:]]

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from agent.state import is_search
 from analysis.table import Sheet
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from experiments.arms import EvaluatedArm
 from rewards.evo_rag.steps import Similarity
 from storage.records import Prediction, Question, QuestionKey
@@ -78,7 +78,7 @@ def trace_text(
     for key in most_different_questions(shared):
         question = known[key]
         gold = "; ".join(question.answers) if question.answerable else "cannot be answered"
-        parts.append(f"### {inert(question.question)}\n\nGold: {inert(gold)}\n")
+        parts.append(f"### {terminal_safe(question.question)}\n\nGold: {terminal_safe(gold)}\n")
         parts.append(_sheet(question, shared[key], similarity).markdown())
     return "\n".join(parts)
 

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from annotation.annotator import AnnotatedQuestion
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from runs.annotation.empty_replies import empty_replies
 from runs.costs import estimates, spending
 from runs.folder import Run
@@ -125,7 +125,7 @@ class Committer:
         for digest, model in {model_digest(model, recipe): model for model in remote}.items():
             for name, n in self.ledger.count_calls("model", digest).items():
                 if name != model.model:
-                    counts[f"warning: {model.model} answered as {inert(name)}"] += n
+                    counts[f"warning: {model.model} answered as {terminal_safe(name)}"] += n
         return counts
 
     def _write_failures(self) -> list[Failure]:

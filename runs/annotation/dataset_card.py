@@ -5,7 +5,7 @@ from collections import Counter
 from agent.protocols import protocol_of
 from analysis.table import markdown_cell
 from base.atomic import atomic_write_text
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from mcts import SearchSettings
 from runs.environment import installed_version, repository
 from runs.folder import Run
@@ -48,7 +48,7 @@ def write_card(run: Run) -> None:
         sources="\n".join(sources),
         configs="\n".join(_config(t, manifest, is_default=t == tables[0]) for t in tables),
         first=tables[0],
-        **{name: inert(str(fact)) for name, fact in facts.items()},
+        **{name: terminal_safe(str(fact)) for name, fact in facts.items()},
     )
     atomic_write_text(run.folder / "README.md", card)
 

@@ -17,7 +17,7 @@ from base.atomic import atomic_write_text
 from base.errors import ConfigError
 from base.plain_yaml import parse_settings
 from base.safe_files import read_inside
-from base.terminal_escape import inert_yaml
+from base.terminal_escape import terminal_safe_yaml
 from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from runs.annotation.reward_model import reward_model_for
@@ -56,7 +56,7 @@ def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
     """Stores the blocks of `recipe` that decide labels and pairs."""
     blocks = recipe.model_dump(mode="json", include=set(LABELLING))
     blocks[DIGEST] = recipe.digest(*LABELLING)
-    atomic_write_text(run.folder / _name(label), inert_yaml(blocks))
+    atomic_write_text(run.folder / _name(label), terminal_safe_yaml(blocks))
 
 
 def labelling_of(run: Run, label: str | None) -> Recipe:

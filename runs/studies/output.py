@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.table import NONE, Sheet, number
 from base.atomic import atomic_write_text, make_folder
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from runs.studies.journal import Event
 from runs.studies.study_runner import StudyRunner
 
@@ -43,7 +43,7 @@ def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about:
     title = "All runs started (by all studies with this journal)"
     head = ("command", "attempts", "seconds", "exit code")
     runs = Sheet(title, head, tuple(map(_run_cells, runner.journal.by_command())))
-    parts = [f"{inert(about)}\n"] if about else []
+    parts = [f"{terminal_safe(about)}\n"] if about else []
     parts += [sheet.markdown() for sheet in (*sheets, runs)]
     atomic_write_text(runner.folder / f"{name}.md", "\n".join(parts))
     runner.context.log(f"{runner.title}: tables and plot in {runner.folder}")

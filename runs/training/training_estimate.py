@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from base.terminal_escape import inert
+from base.terminal_escape import terminal_safe
 from runs.costs import duration
 from runs.stage import StageContext
 from training.settings import ExampleSettings, TrainingKind
@@ -29,7 +29,7 @@ def training_estimate(context: StageContext, kind: TrainingKind, examples: int) 
         return {**estimate, "seconds": None}
     _, folder, seconds_each = earlier
     seconds = seconds_each * examples * settings.epochs
-    context.log(f"{text}; about {duration(seconds)} at the pace of {inert(folder)}")
+    context.log(f"{text}; about {duration(seconds)} at the pace of {terminal_safe(folder)}")
     return {**estimate, "seconds": round(seconds)}
 
 

@@ -8,12 +8,12 @@ from agent.segments import (
     EVAL_RAR,
     R1_SEARCHER,
     Segment,
+    find_tags,
     first_pair,
     outside,
     pairs,
     policy_text,
     section,
-    tags,
 )
 
 PIECES = ["<answer>", "</answer>", "<think>", "</think>", "<|end_of_query|>", "<ans", "wer>", " x "]
@@ -22,7 +22,7 @@ TEXT = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 
 def test_tags_are_read_in_order_with_their_positions() -> None:
     text = "a<think>b<|begin_of_query|></think><<|end_of_query|><evaluate>"
-    found = [(t.name, t.closing, text[t.start : t.end]) for t in tags(text, R1_SEARCHER)]
+    found = [(t.name, t.closing, text[t.start : t.end]) for t in find_tags(text, R1_SEARCHER)]
     assert found == [
         ("think", False, "<think>"),
         ("query", False, "<|begin_of_query|>"),

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from base.terminal_escape import (
-    InertStream,
+    TerminalSafeStream,
     bare,
     guard_streams,
-    inert,
-    inert_json,
-    inert_lines,
-    inert_yaml,
     one_line,
+    terminal_safe,
+    terminal_safe_json,
+    terminal_safe_lines,
+    terminal_safe_yaml,
 )
 
 ANY = st.text(st.characters(codec=None) | st.sampled_from("\x1b\x9b\x85\u202e\u2028\ud800\r\n"))
@@ -30,14 +30,16 @@ ACTED_ON = re.compile(
 
 @given(ANY)
 def test_an_escaped_field_is_one_line_without_control_characters(text: str) -> None:
-    assert not ACTED_ON.search(inert(text))
-    assert len(inert(text).splitlines()) <= 1
-    assert inert(inert(text)) == inert(text)
+    assert not ACTED_ON.search(terminal_safe(text))
+    assert len(terminal_safe(text).splitlines()) <= 1
+    assert terminal_safe(terminal_safe(text)) == terminal_safe(text)
 
 
 @given(ANY)
 def test_line_breaks_are_kept_by_inert_lines(text: str) -> None:
-    assert inert_lines(text).split("\n") == [inert(line) for line in text.split("\n")]
+    assert terminal_safe_lines(text).split("\n") == [
+        terminal_safe(line) for line in text.split("\n")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_line_breaks_are_kept_by_inert_lines(text: str) -> None:
     ],
 )
 def test_only_control_and_invisible_characters_are_escaped(text: str, shown: str | None) -> None:
-    assert inert(text) == (text if shown is None else shown)
+    assert terminal_safe(text) == (text if shown is None else shown)
 
 
 def test_white_space_is_folded() -> None:
@@ -66,7 +68,7 @@ values = st.recursive(
 
 @given(values, st.sampled_from([None, 2]), st.booleans())
 def test_escaped_json_has_the_same_value(value: object, indent: int | None, escaped: bool) -> None:
-    text = inert_json(json.dumps(value, indent=indent, ensure_ascii=escaped))
+    text = terminal_safe_json(json.dumps(value, indent=indent, ensure_ascii=escaped))
     assert not ACTED_ON.search(text.replace("\n", ""))
     # Compared after a round trip, because JSON joins two adjacent surrogates to one character.
     assert json.loads(text) == json.loads(json.dumps(value))
@@ -74,13 +76,13 @@ def test_escaped_json_has_the_same_value(value: object, indent: int | None, esca
 
 @given(st.dictionaries(st.text(), st.text()))
 def test_escaped_yaml_has_the_same_value(value: dict[str, str]) -> None:
-    text = inert_yaml(value)
+    text = terminal_safe_yaml(value)
     assert not ACTED_ON.search(text.replace("\n", ""))
     assert yaml.safe_load(text) == value
 
 
 def test_printable_yaml_is_not_escaped() -> None:
-    assert inert_yaml({"b": "日本", "a": 1}) == "b: 日本\na: 1\n"
+    assert terminal_safe_yaml({"b": "日本", "a": 1}) == "b: 日本\na: 1\n"
 
 
 def test_streams_are_guarded_once_and_escape_unencodable_characters(
@@ -94,7 +96,7 @@ def test_streams_are_guarded_once_and_escape_unencodable_characters(
     guard_streams()
     guard_streams()
     guarded = cast(Any, sys.stdout)
-    assert type(guarded).__name__ == InertStream.__name__
+    assert type(guarded).__name__ == TerminalSafeStream.__name__
     assert bare(guarded) is inner
     print("é 日 \x1b[2J\n", end="")
     sys.stdout.writelines(["a\r", "b\n"])

@@ -298,7 +298,7 @@ async def shown():
         print(said, flush=True)
         warnings.warn(said, stacklevel=2)
         logging.getLogger(said).error(said)
-    assert type(sys.stdout).__name__ == "InertStream"
+    assert type(sys.stdout).__name__ == "TerminalSafeStream"
 
 asyncio.run(shown())
 """

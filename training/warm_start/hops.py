@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.tags import inert
+from agent.tags import without_tags
 from base.text import holds_phrase
 from rewards.answers import CLOSED_ANSWERS
 from storage.records import Passage, Question
@@ -204,7 +204,7 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
     """
     links = [_bare_title(other.title) for other in later]
     keep = [*links, *stated_answers(question)] if not later else links
-    return _shortened(inert(_best(question, passage, later)[1]), keep)
+    return _shortened(without_tags(_best(question, passage, later)[1]), keep)
 
 
 def _best(question: Question, passage: Passage, later: Sequence[Passage]) -> tuple[float, str]:
