@@ -6,7 +6,7 @@ documents after a query inside `<think>`, and the turn continues.
 
 from itertools import chain
 
-from agent.find_tags import without_tags
+from agent.tags import without_tags
 from agent.protocol import AgentProtocol
 from agent.segments import R1_SEARCHER, Tag, find_tags, policy_text, section
 from agent.state import Action, State, Step
