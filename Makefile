@@ -95,7 +95,7 @@ setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe ne
 # Stages and recipes may need further extras. Python finds them, because it reads the recipe and ARGS.
 STAGE_ARGUMENTS = $(strip $@ $(if $(filter study,$@),--name="$$STUDY") $(if $(CONFIG),--config="$$CONFIG") $(if $(RUN),--run="$$RUN"))
 define STAGE
-@for extra in $$("$(BIN)/python" -m pipelines.extras $(STAGE_ARGUMENTS)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
+@for extra in $$("$(BIN)/python" -m branchwise.cli.extras $(STAGE_ARGUMENTS)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
 "$(BIN)/branchwise" $(STAGE_ARGUMENTS) $(ARGS)
 endef
 
@@ -114,7 +114,7 @@ test: $(DEV) ## the tests, then the whole chain on a few questions
 
 test-fast: $(DEV) ## the tests of the packages, without a model and without crashes
 	$(PYTEST) $(BY_FILE) -m "not model and not vllm and not failure and not long" $(ARGS) \
-	    --ignore=tests/experiments --ignore=tests/benchmarks --ignore=tests/test_makefile.py
+	    --ignore=tests/studies --ignore=tests/benchmarks --ignore=tests/test_makefile.py
 
 test-all: $(DEV) chromium ## the tests that `make test` leaves out: long ones, all systems, the report at all widths
 	$(PYTEST) $(BY_FILE) -m "long and not vllm" $(ARGS)
@@ -122,7 +122,7 @@ test-all: $(DEV) chromium ## the tests that `make test` leaves out: long ones, a
 test-room: $(DEV) ## ROOM=<package>: its tests, and every other test that imports it
 	@test -n "$$ROOM" -a -d "tests/$$ROOM" || { echo "ROOM: name a folder of tests/, such as ROOM=rewards" >&2; exit 2; }
 	$(PYTEST) $(BY_FILE) $(ARGS) "tests/$$ROOM" \
-	    $$(grep -rlE "^ *(from|import) $$ROOM([. ]|$$)" tests --include="test_*.py" | grep -v "^tests/$$ROOM/" | sort)
+	    $$(grep -rlE "^ *(from|import) branchwise[.]$$ROOM([. ]|$$)" tests --include="test_*.py" | grep -v "^tests/$$ROOM/" | sort)
 
 chromium: ## install Debian's Chromium if it is missing; without it, tests of the report are skipped
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }

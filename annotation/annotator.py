@@ -8,15 +8,16 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agent.environment import Environment
-from annotation.evaluators import Evaluator
-from annotation.grower import ReportProgress, grow
-from annotation.labelling import Labeller
-from annotation.rows import tree_rows
-from base.errors import EndpointError, RetrievalError
-from engines.sampling import Sampling
-from mcts import SearchSettings
-from storage.records import Failure, Pair, Question, TreeNode
+from branchwise.agent import Environment
+from branchwise.base import EndpointError, RetrievalError
+from branchwise.engines import Sampling
+from branchwise.mcts import SearchSettings
+from branchwise.types import Failure, Pair, Question, TreeNode
+
+from .evaluators import Evaluator
+from .grower import ReportProgress, grow
+from .labelling import Labeller
+from .records import tree_rows
 
 
 @dataclass(frozen=True)

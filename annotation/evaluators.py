@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
-from agent.environment import Environment, Trajectory
-from agent.state import INVALID, State
-from annotation.judge import Judge
-from engines.sampling import Sampling
-from rewards.outcome import AnswerScores
-from rewards.scheme import NodeEvaluation, RewardScheme
-from rewards.spre import trajectory_digest
-from storage.records import Question, Rollout
+from branchwise.agent import INVALID, Environment, State, Trajectory
+from branchwise.engines import Sampling
+from branchwise.rewards import AnswerScores, NodeEvaluation, RewardScheme, trajectory_digest
+from branchwise.types import Question, Rollout
+
+from .judge import Judge
 
 ROLLOUTS = "rollout"
 """Ledger path of a tree's rollouts: `rollout/<path of the node>`."""

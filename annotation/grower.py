@@ -3,14 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.environment import Environment, StepResult
-from agent.state import State
-from annotation.evaluators import Evaluator, rescored
-from engines.sampling import Sampling
-from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
-from rewards.answers import strict_form
-from rewards.scheme import NodeEvaluation, RewardScheme
-from storage.records import Question
+from branchwise.agent import Environment, State, StepResult
+from branchwise.engines import Sampling
+from branchwise.mcts import (
+    Expansion,
+    Node,
+    SearchSettings,
+    Tree,
+    sample_chains,
+    search,
+)
+from branchwise.rewards import NodeEvaluation, RewardScheme, strict_form
+from branchwise.types import Question
+
+from .evaluators import Evaluator, rescored
 
 ReportProgress = Callable[[float], None]
 """Called before each iteration with the share of iterations done, in [0, 1]."""

@@ -10,22 +10,21 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from agent.prompts import prompts_digest
-from agent.state import State
-from agent.tags import without_tags
-from annotation.verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
-from base.errors import JudgeError
-from engines.sampling import (
+from branchwise.agent import State, prompts_digest, without_tags
+from branchwise.base import JudgeError
+from branchwise.engines import (
     CallIdentity,
     Capabilities,
     Engine,
+    JudgeSettings,
     SampleRequest,
     Sampling,
     Structure,
 )
-from engines.settings import JudgeSettings
-from rewards.scheme import NodeEvaluation
-from storage.records import Message, Question
+from branchwise.rewards import NodeEvaluation
+from branchwise.types import Message, Question
+
+from .verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def judge_prompt_hash() -> str:
 
 @cache
 def _prompts() -> Mapping[str, str]:
-    folder = files("annotation").joinpath("prompts")
+    folder = files(__package__).joinpath("prompts")
     names = ("judge", "judge-json", "judge-sentence")
     return {name: folder.joinpath(f"{name}.txt").read_text("utf-8").strip() for name in names}
 

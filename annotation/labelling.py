@@ -4,15 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.state import State
-from annotation.pairs import sibling_pairs
-from annotation.rows import Prompt, Provenance, labelled, pair_row
-from annotation.scoring import node_scores
-from annotation.settings import PairSettings
-from rewards.answers import guessable
-from rewards.reward_model.model import RewardModel
-from rewards.scheme import RewardScheme
-from storage.records import Pair, Question, TreeNode
+from branchwise.agent import State
+from branchwise.rewards import RewardModel, RewardScheme, guessable
+from branchwise.types import Pair, Question, TreeNode
+
+from .model_scores import node_scores
+from .pairs import sibling_pairs
+from .records import Prompt, Provenance, labelled, pair_row
+from .settings import PairSettings
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import NamedTuple
 
-from annotation.settings import PairSettings
-from base.text import digest_of, replace_surrogates
-from rewards.answers import strict_form
-from rewards.labels import Label, gap, is_wide_enough
-from storage.records import NO_PARENT, Component, TreeNode
+from branchwise.base import digest_of, replace_surrogates
+from branchwise.rewards import Label, gap, is_wide_enough, strict_form
+from branchwise.types import NO_PARENT, Component, TreeNode
+
+from .settings import PairSettings
 
 SHUFFLED = "shuffled pairs"
 """Hash salt of the coin tosses of `pairs.order: shuffled`."""

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from agent.state import ACTIONS
-from base.settings import Settings
+from branchwise.agent import ACTIONS
+from branchwise.base import Settings
 
 
 def _known_action(kind: str) -> str:

@@ -9,8 +9,8 @@ import json
 import re
 from typing import Any, NoReturn
 
-from base.errors import JudgeError
-from engines.sampling import FinishReason
+from branchwise.base import JudgeError
+from branchwise.engines import FinishReason
 
 SCORES = tuple(round(0.05 * step, 2) for step in range(21))
 """Choices of a judge under the schema, so a score is never out of range."""

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from retrieval.index import open_retriever
-from retrieval.interface import Retriever
-from retrieval.settings import RetrievalSettings
-from sources.atlas import build_corpus, build_questions
-from storage.records import Question
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.interface import Retriever
+from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.sources.atlas import build_corpus, build_questions
+from branchwise.types import Question
 
 TOP_K = 3
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_throughput import prompt, request, timed
-from engines.embedded.openvino import embedded_engine
-from engines.settings import PRECISIONS, ModelSettings
-from training.arguments import silence_libraries
-from training.curves import read_metrics
-from training.examples import StepExample
-from training.settings import TrainingSettings
-from training.sft import train_on_steps
-from training.training_run import TrainingRun
-from weights.policy_files import load_policy, policy_files
+from branchwise.engines.embedded.openvino import embedded_engine
+from branchwise.engines.settings import PRECISIONS, ModelSettings
+from branchwise.training.arguments import silence_libraries
+from branchwise.training.curves import read_metrics
+from branchwise.training.examples import StepExample
+from branchwise.training.settings import TrainingSettings
+from branchwise.training.sft import train_on_steps
+from branchwise.training.training_run import TrainingRun
+from branchwise.weights.policies import load_policy, policy_files
 
 TRAIN, LOAD = "train", "load"
 

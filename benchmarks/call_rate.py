@@ -19,22 +19,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.concurrent_map import map_concurrently
-from agent.protocols import protocol_of
-from agent.settings import AgentSettings
-from agent.state import State
 from benchmarks.endpoint_process import Simulated, serving
 from benchmarks.instant import InstantModel, InstantRetriever
 from benchmarks.simulated_models import golden_answer, question_text
 from benchmarks.workload import write_run
-from engines.ledgered import LedgeredEngine
-from engines.sampling import CallIdentity, SampleRequest, Sampling
-from runs.annotation.tree_growing import annotator_for
-from runs.factories import engine_for
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
-from storage.ledger import Ledger
-from storage.records import Question
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.settings import AgentSettings
+from branchwise.agent.state import State
+from branchwise.base.concurrent_map import map_concurrently
+from branchwise.engines.ledgered import LedgeredEngine
+from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
+from branchwise.runs.factories import engine_for
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.tree_growing import annotator_for
+from branchwise.storage.ledger import Ledger
+from branchwise.types import Question
 
 Ask = Callable[[SampleRequest], Awaitable[object]]
 PROTOCOL = protocol_of(AgentSettings())

@@ -14,14 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from agent.environment import Environment
-from agent.state import State
-from engines.sampling import Sampling
-from rewards.answers import exact_match, f1, normalise
-from runs.factories import engine_for, environment_for, open_data, open_index, sampling_for
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
-from storage.records import Question
+from branchwise.agent.environment import Environment
+from branchwise.agent.state import State
+from branchwise.engines.sampling import Sampling
+from branchwise.rewards.answers import exact_match, f1, normalise
+from branchwise.runs.factories import (
+    engine_for,
+    environment_for,
+    open_data,
+    open_index,
+    sampling_for,
+)
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.types import Question
 
 
 async def _siblings(

@@ -26,11 +26,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from base.errors import EndpointError
-from engines.embedded.openvino import embedded_engine
-from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Usage
-from engines.settings import ModelSettings
-from storage.records import Message
+from branchwise.base.errors import EndpointError
+from branchwise.engines.embedded.openvino import embedded_engine
+from branchwise.engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Usage
+from branchwise.engines.settings import ModelSettings
+from branchwise.types import Message
 
 START_LIMIT_S = 300.0
 SYSTEM = "Answer from the passages. " + "Every city lies in one country; name it exactly. " * 20
@@ -148,8 +148,8 @@ def await_health(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None
 
 def against(kind: str, python: Path, requests: int) -> None:
     """Measures a server with the packaged weights in float32."""
-    from engines.endpoint.openai import OpenAIEngine
-    from weights.policy_files import PACKAGED, load_policy, policy_files
+    from branchwise.engines.endpoint.openai import OpenAIEngine
+    from branchwise.weights.policies import PACKAGED, load_policy, policy_files
 
     with tempfile.TemporaryDirectory(prefix="branchwise-bench-") as folder:
         model, tokenizer = load_policy(policy_files(PACKAGED))

@@ -29,14 +29,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.packed_training import counting
-from storage.ledger_rows import unpacked
-from training.arguments import check_has_lora, lora_config, silence_libraries, trainer_arguments
-from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
-from training.grpo.train import grpo_trainer
-from training.packing import StepTokens
-from training.settings import GrpoSettings, TrainingSettings
-from training.training_run import TrainingRun
-from weights.policy_files import load_policy, policy_files
+from branchwise.storage.ledger_rows import unpacked
+from branchwise.training.arguments import (
+    check_has_lora,
+    lora_config,
+    silence_libraries,
+    trainer_arguments,
+)
+from branchwise.training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from branchwise.training.grpo.train import grpo_trainer
+from branchwise.training.packing import StepTokens
+from branchwise.training.settings import GrpoSettings, TrainingSettings
+from branchwise.training.training_run import TrainingRun
+from branchwise.weights.policies import load_policy, policy_files
 
 Groups = Sequence[Sequence[Rollout]]
 

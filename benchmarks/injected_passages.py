@@ -16,18 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from agent.environment import Environment, Trajectory
-from agent.state import State
-from analysis.significance import crossed_bootstrap
-from annotation.judge import Judge
-from engines.sampling import Engine
-from engines.settings import JudgeSettings
-from retrieval.interface import Retriever
-from rewards.answers import f1, normalise
-from runs.factories import engine_for, environment_for, open_data, open_index, sampling_for
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
-from storage.records import Question, RetrievedPassage
+from branchwise.agent.environment import Environment, Trajectory
+from branchwise.agent.state import State
+from branchwise.analysis.significance import crossed_bootstrap
+from branchwise.annotation.judge import Judge
+from branchwise.engines.sampling import Engine
+from branchwise.engines.settings import JudgeSettings
+from branchwise.retrieval.interface import Retriever
+from branchwise.rewards.answers import f1, normalise
+from branchwise.runs.factories import (
+    engine_for,
+    environment_for,
+    open_data,
+    open_index,
+    sampling_for,
+)
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.types import Question, RetrievedPassage
 
 PLANTED = "Atlantis"
 """Answer that the hostile texts try to get; no atlas question has it."""

@@ -4,8 +4,8 @@ from typing import Self
 from zlib import crc32
 
 from benchmarks.simulated_models import reply, tokens
-from engines.sampling import Capabilities, Completion, SampleRequest, Usage
-from storage.records import RetrievedPassage
+from branchwise.engines.sampling import Capabilities, Completion, SampleRequest, Usage
+from branchwise.types import RetrievedPassage
 
 
 class InstantModel:

@@ -17,10 +17,10 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from runs.annotation.stored_trees import stored_trees
-from runs.folder import existing_run
-from storage.manifest import load_manifest
-from storage.records import TreeNode
+from branchwise.runs.annotated_trees import stored_trees
+from branchwise.runs.folder import existing_run
+from branchwise.storage.manifest import load_manifest
+from branchwise.types import TreeNode
 
 RESAMPLES = 2_000
 UNSCORED = "unscored: "

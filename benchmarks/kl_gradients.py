@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from runs.studies.output import svg
-from training.grpo.loss import Estimator, divergence
+from branchwise.runs.studies.output import svg
+from branchwise.training.grpo.loss import Estimator, divergence
 
 REFERENCE = 0.5
 """Probability of the first action under π_ref."""

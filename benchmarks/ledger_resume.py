@@ -27,13 +27,13 @@ import pyarrow as pa
 
 from benchmarks.endpoint_process import REPOSITORY, Simulated, serving
 from benchmarks.workload import annotate_command, question_id, write_run
-from runs.annotation.commit import QUESTIONS_A_PART
-from runs.record import LEDGER
-from runs.stage import DONE, LIMIT_REACHED
-from storage.ledger import Ledger
-from storage.ledger_rows import CALL_COLUMNS, checksum
-from storage.manifest import add_parts, load_manifest
-from storage.parts import read_parts, write_part
+from branchwise.pipelines.annotate.commit import QUESTIONS_A_PART
+from branchwise.runs.record import LEDGER
+from branchwise.runs.stage import DONE, LIMIT_REACHED
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.ledger_rows import CALL_COLUMNS, checksum
+from branchwise.storage.manifest import add_parts, load_manifest
+from branchwise.storage.parts import read_parts, write_part
 
 IN_FLIGHT = 256
 POLL_S = 0.2

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.parts import read_parts
-from storage.records import Pair
-from storage.schemas import table_to_records
-from training.arguments import silence_libraries
-from training.packing import step_logps
-from training.preference.pairs import PreferenceTokens, tokenise_pairs
-from training.settings import DpoSettings, TrainingSettings
-from training.training_run import TrainingRun
-from weights.policy_files import load_policy, policy_files
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.training.arguments import silence_libraries
+from branchwise.training.packing import step_logps
+from branchwise.training.preference.preference_tokens import PreferenceTokens, tokenise_pairs
+from branchwise.training.settings import DpoSettings, TrainingSettings
+from branchwise.training.training_run import TrainingRun
+from branchwise.types import Pair
+from branchwise.weights.policies import load_policy, policy_files
 
 
 @dataclass
@@ -54,7 +54,7 @@ def train_once(
     """Trains a new adapter on `start` and discards it; loading is not timed."""
     from transformers import PrinterCallback
 
-    from training.preference.trainer import PairTrainer
+    from branchwise.training.preference.trainer import PairTrainer
 
     measured = Measured()
     with tempfile.TemporaryDirectory() as folder:

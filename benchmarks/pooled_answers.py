@@ -14,20 +14,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from analysis.comparison import Scored
-from analysis.table import NONE, Sheet, percent
-from base.errors import ConfigError
-from experiments import supervision
-from experiments.arms import EvaluatedArm
-from experiments.report import (
+from branchwise.analysis.comparison import Scored
+from branchwise.base.errors import ConfigError
+from branchwise.base.sheet import NONE, Sheet, percent
+from branchwise.pipelines.study.stage import STUDIES
+from branchwise.studies import supervision
+from branchwise.studies.arms import EvaluatedArm
+from branchwise.studies.study_tables import (
     ANSWER_HEAD,
     claim_sheet,
     findings,
     known_mean,
     minimum_detectable_effect,
 )
-from pipelines.study import STUDIES
-from storage.records import FailedPrediction
+from branchwise.types import FailedPrediction
 
 POOLED = ("arena", "eval-rar", "supervision")
 """Studies whose arms are known before they run."""

@@ -18,11 +18,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.report import PAGE, write_report
-from report import facts
-from runs.folder import existing_run
-from storage.manifest import PartInfo, add_parts, load_manifest
-from storage.parts import read_parts, write_part
+from branchwise.pipelines.report.stage import PAGE, write_report
+from branchwise.report import facts
+from branchwise.runs.folder import existing_run
+from branchwise.storage.manifest import PartInfo, add_parts, load_manifest
+from branchwise.storage.parts import read_parts, write_part
 
 IDS = ("tree_id", "question_id", "pair_id")
 _PER_PART = 100

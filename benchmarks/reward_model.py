@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rewards.settings import REWARDS, EvoRagSettings
-from runs.recipe import Recipe
-from storage.records import Message
-from training.reward_model.comparisons import SiblingComparison
-from training.reward_model.train import RewardTrainingData, train_reward_model
-from training.settings import RewardModelSettings
-from weights.embedding import Backbone, FrozenEncoder, Prefix, Tokens, Vector
-from weights.policy_files import PACKAGED
+from branchwise.modeling.embedding import Backbone, FrozenEncoder, Prefix, Tokens, Vector
+from branchwise.rewards.settings import REWARDS, EvoRagSettings
+from branchwise.runs.recipe import Recipe
+from branchwise.training.reward_model.comparisons import SiblingComparison
+from branchwise.training.reward_model.train import RewardTrainingData, train_reward_model
+from branchwise.training.settings import RewardModelSettings
+from branchwise.types import Message
+from branchwise.weights.policies import PACKAGED
 
 TOKENS = 600
 

@@ -20,16 +20,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from engines.embedded.openvino import OpenVINOEngine
-from engines.sampling import Engine
-from runs.factories import engine_for, open_data, open_index
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
-from runs.stage import Gate, StageContext
-from runs.training.grpo_trainings import rollout_recipe
-from runs.training.rollouts import Rollouts, ScoredRollout
-from storage.ledger import Ledger
-from training.grpo.canary import Canary, CanaryResult
+from branchwise.engines.embedded.openvino import OpenVINOEngine
+from branchwise.engines.sampling import Engine
+from branchwise.pipelines.train_grpo.generated_rollouts import Rollouts, ScoredRollout
+from branchwise.pipelines.train_grpo.planned_trainings import rollout_recipe
+from branchwise.runs.factories import engine_for, open_data, open_index
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.stage import Gate, StageContext
+from branchwise.storage.ledger import Ledger
+from branchwise.training.grpo.canary import Canary, CanaryResult
 
 
 @dataclass

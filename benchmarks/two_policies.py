@@ -15,8 +15,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from analysis.significance import Interval, crossed_bootstrap, permutation_p, relative_saving
-from storage.parts import read_parts
+from branchwise.analysis.significance import (
+    Interval,
+    crossed_bootstrap,
+    permutation_p,
+    relative_saving,
+)
+from branchwise.storage.parts import read_parts
 
 Rows = Mapping[tuple[str, str], Mapping[str, Any]]
 """Predictions by source and question."""

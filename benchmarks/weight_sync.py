@@ -24,22 +24,22 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from engines.embedded.openvino import OpenVINOEngine
-from engines.sampling import CallIdentity, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from runs.factories import open_data
-from runs.recipe_file import load_recipe
-from runs.training import policy_serving
-from runs.training.grpo_trainings import canary_prompts
-from runs.training.policy_serving import EmbeddedServing
-from storage.records import Message
-from training.arguments import silence_libraries
-from training.grpo.canary import TOLERANCE, Canary, CanaryResult
-from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
-from training.grpo.train import grpo_trainer
-from training.packing import StepTokens
-from training.settings import GrpoSettings, TrainingSettings
-from training.training_run import TrainingRun
+from branchwise.engines.embedded.openvino import OpenVINOEngine
+from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
+from branchwise.engines.settings import ModelSettings
+from branchwise.pipelines.train_grpo import policy_serving
+from branchwise.pipelines.train_grpo.planned_trainings import canary_prompts
+from branchwise.pipelines.train_grpo.policy_serving import EmbeddedServing
+from branchwise.runs.factories import open_data
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.training.arguments import silence_libraries
+from branchwise.training.grpo.canary import TOLERANCE, Canary, CanaryResult
+from branchwise.training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from branchwise.training.grpo.train import grpo_trainer
+from branchwise.training.packing import StepTokens
+from branchwise.training.settings import GrpoSettings, TrainingSettings
+from branchwise.training.training_run import TrainingRun
+from branchwise.types import Message
 
 Adapter = dict[str, Any]
 

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from storage.views import run_sql
+from branchwise.storage.views import run_sql
 
 RUN = Path("datasets/benchmark")
 MODELS = Path("models/benchmark")

@@ -48,7 +48,7 @@ def write_run(folder: Path, base_url: str, questions: int, changes: Mapping[str,
 
 def annotate_command(recipe: Path, run: Path, *arguments: str) -> list[str]:
     """Returns the command of the real stage; run it in the repository's root."""
-    program = "from pipelines.cli import main; main()"
+    program = "from branchwise.cli.command_line import main; main()"
     stage = ["annotate", "--config", str(recipe), "--run", str(run), "--json"]
     return [sys.executable, "-c", program, *stage, *arguments]
 

@@ -18,9 +18,16 @@ visits only below the state at which it begins. If it were counted up to the roo
 which have more branches, would weigh more.
 """
 
-from mcts.search import Evaluate, Expand, KeepGoing, draw_step, play_out, terminal_only
-from mcts.settings import SearchSettings
-from mcts.tree import StateT, Tree
+from .search import (
+    Evaluate,
+    Expand,
+    KeepGoing,
+    draw_step,
+    play_out,
+    terminal_only,
+)
+from .settings import SearchSettings
+from .tree import StateT, Tree
 
 
 async def sample_chains(

@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic
 
-from mcts.selection import SCORES, Score, select_child
-from mcts.settings import SearchSettings
-from mcts.tree import Node, StateT, Tree
+from .selection import SCORES, Score, select_child
+from .settings import SearchSettings
+from .tree import Node, StateT, Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from mcts.tree import Node, StateT, Tree
+from .tree import Node, StateT, Tree
 
 Score = Callable[[float, int, int, int, float], float]
 """(Q of the child, its visits, visits of all siblings, visits of the parent, c) → score."""

@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runs.stage import StageContext, StageResult
+    from branchwise.runs import StageContext, StageResult
 
 READ: tuple[str, ...] = ()
 """Options of a stage that only reads."""
@@ -28,7 +28,8 @@ class Stage:
     """A stage.
 
     Attributes:
-        path: Its function in `pipelines/`: "module.function", or "module" if both have one name.
+        path: Its folder in `pipelines/`, named after the command, and its function there in
+            `stage.py`: "folder.function", or "folder" if both have one name.
         help: One line for `--help` and `make`.
         options_of_context: Options of `StageContext` that it takes and some stages do not.
         extras: Extras of pyproject.toml that it needs in addition to `cpu`.
@@ -42,8 +43,8 @@ class Stage:
     @property
     def function(self) -> Any:
         """Its function; imports the stage."""
-        module, _, name = self.path.partition(".")
-        return getattr(import_module(f"pipelines.{module}"), name or module)
+        folder, _, name = self.path.partition(".")
+        return getattr(import_module(f"branchwise.pipelines.{folder}.stage"), name or folder)
 
     def options(self) -> list[Parameter]:
         """Returns its own options: the parameters of its function after the context."""
@@ -60,7 +61,7 @@ STAGES = {
     "doctor": Stage("doctor", "check this machine and the recipe", READ),
     "settings": Stage("settings.settings_page", "print every setting, and its default", READ),
     "data": Stage("data", "read questions and corpus, and count them", READ),
-    "index": Stage("data.index", "build the index (also done on demand)"),
+    "index": Stage("index", "build the index (also done on demand)"),
     "warm-start": Stage("warm_start", "train on traces built from gold facts", QUESTIONS, TRAIN),
     "select": Stage("select", "rate questions by difficulty, draw stages of outcome RL", COST),
     "annotate": Stage("annotate", "grow trees, label their steps, write preference pairs", COST),
@@ -70,8 +71,8 @@ STAGES = {
     "inspect": Stage("inspect", "query the run with DuckDB", READ),
     "show": Stage("show", "print a tree, a step or a pair", READ),
     "report": Stage("report", "write the run as one HTML page, with all trees", READ),
-    "export-pairs": Stage("proguide.export_pairs", "write pairs as RAG-ProGuide JSON"),
-    "import-pairs": Stage("proguide.import_pairs", "make a run from RAG-ProGuide JSON"),
+    "export-pairs": Stage("export_pairs", "write pairs as RAG-ProGuide JSON"),
+    "import-pairs": Stage("import_pairs", "make a run from RAG-ProGuide JSON"),
     "train-sft": Stage("train_sft", "train on chosen steps", extras=TRAIN),
     "train-dpo": Stage("train_dpo", "train on preference pairs (DPO)", extras=TRAIN),
     "train-grpo": Stage("train_grpo", "train on rewards of whole rollouts (GRPO)", COST, STUDY),
@@ -79,7 +80,7 @@ STAGES = {
     "serve": Stage("serve", "start vLLM with the recipe's policy, judge or verifier"),
     "serve-index": Stage("serve_index", "serve the recipe's index to other machines"),
     "export": Stage("export", "write the merged policy as safetensors and GGUF", extras=TRAIN),
-    "eval": Stage("evaluate", "compare policies on a question set", COST),
+    "eval": Stage("eval.evaluate", "compare policies on a question set", COST),
     "curriculum": Stage("curriculum", "run Discovery and Refinement in cycles", extras=STUDY),
     "schedule": Stage("schedule", "print EVO-RAG's reward weights over an episode", extras=STUDY),
     "study": Stage("study", "run a recorded experiment", extras=STUDY),

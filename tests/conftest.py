@@ -11,7 +11,7 @@ from hypothesis import settings
 from loopback import serving
 from tiny_dataset import policy
 
-from weights import policy_files
+from branchwise.weights import policies as policy_files
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.stages import STAGES
+from branchwise.pipelines.stages import STAGES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VARIABLES = ("CONFIG", "RUN", "SQL", "STUDY", "ARGS", "EXTRAS")
@@ -232,9 +232,9 @@ def test_a_room_is_tested_with_the_tests_that_import_it(checkout: Checkout) -> N
         (checkout.folder / ".venv" / f"{stamp}.done").touch()
     for name, text in {
         "mcts/test_tree.py": "",
-        "annotation/test_grower.py": "import mcts\n",
-        "runs/test_stage.py": "def late():\n    from mcts.tree import Tree\n",
-        "agent/test_tags.py": "from agent import mcts_tags\n",
+        "annotation/test_grower.py": "import branchwise.mcts\n",
+        "runs/test_stage.py": "def late():\n    from branchwise.mcts.tree import Tree\n",
+        "agent/test_tags.py": "from branchwise.agent import mcts_tags\n",
     }.items():
         (file := checkout.folder / "tests" / name).parent.mkdir(parents=True)
         file.write_text(text)

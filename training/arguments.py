@@ -8,9 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from base.errors import ConfigError
-from base.seeds import to_uint32
-from training.settings import ExampleSettings, LoraSettings, TrainingKind, TrainingSettings
+from branchwise.base import ConfigError, to_uint32
+
+from .settings import (
+    ExampleSettings,
+    LoraSettings,
+    TrainingKind,
+    TrainingSettings,
+)
 
 # Names of glibc's `mallopt` settings (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

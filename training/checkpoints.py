@@ -8,9 +8,7 @@ a listed checkpoint that has not changed.
 import hashlib
 from pathlib import Path
 
-from base.atomic import atomic_write_json
-from base.errors import StorageError
-from base.plain_json import object_inside
+from branchwise.base import StorageError, atomic_write_json, object_inside
 
 LISTING = "checkpoints.json"
 

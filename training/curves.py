@@ -11,12 +11,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from base.errors import StorageError, TrainingError
-from base.plain_json import as_object, parse_json
-from base.safe_files import LOG_BYTES, read_inside
-from base.step_messages import StepMessages
-from base.text import Log
-from training.checkpoints import list_checkpoint
+from branchwise.base import (
+    LOG_BYTES,
+    Log,
+    StepMessages,
+    StorageError,
+    TrainingError,
+    as_object,
+    parse_json,
+    read_inside,
+)
+
+from .checkpoints import list_checkpoint
 
 METRICS = "metrics.jsonl"
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.state import State
-from base.errors import ConfigError
-from storage.records import NO_PARENT, Message, Pair, TreeNode
-from training.packing import StepTokens
-from weights.chat_template import prompt_ids, target_ids
+from branchwise.agent import State
+from branchwise.base import ConfigError
+from branchwise.types import NO_PARENT, Message, Pair, TreeNode
+from branchwise.weights import prompt_ids, target_ids
+
+from .packing import StepTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ Both have the shape that TRL's trainers read: `input_ids`, `attention_mask` and 
 A packed row has only the last token of the prompt and the step. The prompts are in further keys,
 once for all rows:
 
-    tree_tokens, tree_positions, tree_ends   (1, N), see `weights.prefix_tree`
+    tree_tokens, tree_positions, tree_ends   (1, N), see `modeling.token_tree`
     tree_rows                                (rows, 1 + longest step): index of each entry's token
 
 A step's last token predicts nothing, so the tree leaves it out. Its entry, like padding, has the
 index of the first token, and no loss reads it.
 
-The model's backbone runs on the tree with tree attention (`weights.tree_attention`). Its output is
+The model's backbone runs on the tree with tree attention (`modeling.tree_attention`). Its output is
 then spread to the rows that the trainer expects, which computes losses, metrics and reference
 passes as usual, with the same results as on whole sequences, within float error.
 """
@@ -20,9 +20,15 @@ passes as usual, with the same results as on whole sequences, within float error
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from base.errors import ConfigError
-from weights.prefix_tree import common_prefix, prefix_batches, prefix_tree
-from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
+from branchwise.base import ConfigError
+from branchwise.modeling import (
+    common_prefix,
+    enable_tree_attention,
+    prefix_batches,
+    prefix_tree,
+    tree_attention_blocker,
+    tree_inputs,
+)
 
 IGNORED = -100
 """Label of a token without a loss (PyTorch's convention)."""
@@ -95,7 +101,7 @@ def enable_packed_forward(model: Any) -> None:
     """Makes a causal `model` of transformers also read packed batches; others it reads as before.
 
     If the model has an attention that can skip the tree's masked blocks, it uses that
-    (`weights.tree_attention`).
+    (`modeling.tree_attention`).
 
     Raises:
         ConfigError: If its layers see less than their whole past, or it does not take positions.

@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from base.settings import Settings
-from sources.settings import SetSettings
+from branchwise.base import Settings
+from branchwise.sources import SetSettings
 
 
 class LoraSettings(Settings):
@@ -202,8 +202,8 @@ class GrpoSettings(OptimiserSettings):
         micro_tokens: Distinct tokens in memory at once.
         save_every: Batches between checkpoints.
         eval_every: Batches between greedy evaluations on `dev`; 0: never.
-        rollouts: `fresh` ones, or the `trees` of `annotate`, whose steps are compared with
-            their siblings (`runs.training.tree_groups`). With `trees`, `questions`, `group_size`
+        rollouts: `fresh` ones, or the `trees` of `annotate`, whose steps are compared with their
+            siblings (`pipelines.train_grpo.tree_groups`). With `trees`, `questions`, `group_size`
             and `dynamic_sampling` have no effect.
         stages: Trainings in a row instead of one, each with a new optimiser; the reference stays
             the start of the first.

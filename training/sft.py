@@ -7,11 +7,12 @@ their common instruction is read once (`training.packing`), or side by side, pad
 
 from collections.abc import Sequence
 
-from base.seeds import to_uint32
-from training.arguments import lora_config
-from training.examples import StepExample, tokenise
-from training.packing import pad_id
-from training.training_run import TrainingReport, TrainingRun
+from branchwise.base import to_uint32
+
+from .arguments import lora_config
+from .examples import StepExample, tokenise
+from .packing import pad_id
+from .training_run import TrainingReport, TrainingRun
 
 
 def train_on_steps(
@@ -33,7 +34,7 @@ def train_on_steps(
     from peft import get_peft_model
     from transformers import TrainingArguments, set_seed
 
-    from training.sft_trainer import StepTrainer
+    from .sft_trainer import StepTrainer
 
     steps = tokenise(examples, tokenizer, stops)
     fitting = run.fitting([len(step.whole) for step in steps])

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from training.packing import IGNORED, StepTokens, packed_batch, padded
-from training.samplers import ExampleOrder
-from training.warm_up import WarmUpTrainer
+from .packing import IGNORED, StepTokens, packed_batch, padded
+from .samplers import ExampleOrder
+from .warm_up import WarmUpTrainer
 
 
 class StepTrainer(WarmUpTrainer):

@@ -18,26 +18,28 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from base.atomic import atomic_write_json
-from base.errors import ConfigError, StorageError
-from base.text import Log
-from training.arguments import silence_libraries, trainer_arguments
-from training.checkpoints import latest_checkpoint
-from training.curves import PolicyShift, curves, movement_of, read_metrics
-from training.examples import filter_by_length
-from training.packing import enable_packed_forward
-from training.preference.pairs import HoldoutScore
-from training.settings import ExampleSettings, TrainingKind, TrainingSettings
-from weights.adapter_chain import copy_chain, save_adapter, save_weights
-from weights.adapters import WEIGHTS, recorded_hashes
-from weights.model_folders import TRAINING_RECORD
-from weights.policy_files import (
+from branchwise.base import ConfigError, Log, StorageError, atomic_write_json
+from branchwise.weights import (
     PACKAGED,
+    TRAINING_RECORD,
+    WEIGHTS,
+    copy_chain,
     load_policy,
     policy_digest,
     policy_files,
+    recorded_hashes,
+    save_adapter,
+    save_weights,
     tokenizer_of,
 )
+
+from .arguments import silence_libraries, trainer_arguments
+from .checkpoints import latest_checkpoint
+from .curves import PolicyShift, curves, movement_of, read_metrics
+from .examples import filter_by_length
+from .packing import enable_packed_forward
+from .preference.preference_tokens import HoldoutScore
+from .settings import ExampleSettings, TrainingKind, TrainingSettings
 
 FEWEST_STEPS = 10
 """Optimiser steps below which a training on examples hardly changes a policy."""
@@ -229,7 +231,7 @@ class TrainingRun:
     ) -> None:
         """Writes `training.json`: what was trained, by digest, and its training.
 
-        It has `base` and `chain`, which `weights.policy_files` reads (paths are relative to the
+        It has `base` and `chain`, which `weights.policies` reads (paths are relative to the
         target), and the inputs for a repetition: `start`, `seed`, `settings`, `data` (rows or
         settings that made the examples; None if unknown) and `fingerprint` (of start, settings,
         seed and every example).

@@ -6,21 +6,21 @@ import pytest
 from sample_records import a_question
 from scripted_engine import END_OF_TURN, ScriptedEngine, ScriptedRetriever, SpellingEngine, spelt
 
-from agent.environment import Environment, Trajectory
-from agent.protocol import AgentProtocol
-from agent.replay import replay_tree
-from agent.segments import Segment
-from agent.settings import AgentSettings
-from agent.state import Action, State, Step
-from annotation.grower import grow
-from annotation.rows import Provenance, tree_rows
-from base.errors import EndpointError
-from engines.sampling import Sampling
-from mcts import SearchSettings
-from rewards.labels import Label
-from rewards.outcome import Outcome
-from rewards.scheme import NodeEvaluation, RewardScheme
-from storage.records import Message, Passage, Question, RetrievedPassage
+from branchwise.agent.environment import Environment, Trajectory
+from branchwise.agent.protocol import AgentProtocol
+from branchwise.agent.replay import replay_tree
+from branchwise.agent.segments import Segment
+from branchwise.agent.settings import AgentSettings
+from branchwise.agent.state import Action, State, Step
+from branchwise.annotation.grower import grow
+from branchwise.annotation.records import Provenance, tree_rows
+from branchwise.base.errors import EndpointError
+from branchwise.engines.sampling import Sampling
+from branchwise.mcts import SearchSettings
+from branchwise.rewards.labels import Label
+from branchwise.rewards.outcome import Outcome
+from branchwise.rewards.scheme import NodeEvaluation, RewardScheme
+from branchwise.types import Message, Passage, Question, RetrievedPassage
 
 OOPS = "\nTry again.\n"
 FOUND = Passage(id="p", title="T", text="text of p")

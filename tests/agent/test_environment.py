@@ -2,16 +2,12 @@
 
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment
-from agent.reasonrag import ReasonRAG
-from agent.settings import AgentSettings
-from agent.state import State
-from engines.sampling import (
-    SampleRequest,
-    Sampling,
-    Usage,
-)
-from storage.records import RetrievedPassage
+from branchwise.agent.environment import Environment
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.settings import AgentSettings
+from branchwise.agent.state import State
+from branchwise.engines.sampling import SampleRequest, Sampling, Usage
+from branchwise.types import RetrievedPassage
 
 
 def one_passage(_: str) -> list[RetrievedPassage]:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of
-from agent.state import Action, State, Step, is_search
-from agent.tags import MAX_CONTENT_CHARS
-from engines.embedded.structure import drop_wide_bounds, truncate_to_bounds
-from storage.records import RetrievedPassage
+from branchwise.agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of
+from branchwise.agent.state import Action, State, Step, is_search
+from branchwise.agent.tags import MAX_CONTENT_CHARS
+from branchwise.engines.embedded.structure import drop_wide_bounds, truncate_to_bounds
+from branchwise.types import RetrievedPassage
 
 PROTOCOL = EvoRAG()
 ROOT = State("Which river flows through the birthplace of J. K. Rowling?")

@@ -7,16 +7,16 @@ from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
 from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine
 
-from agent.arena import supporting_numbers
-from agent.environment import Environment
-from agent.protocol import root_of
-from agent.protocols import protocol_of
-from agent.segments import Segment
-from agent.settings import AgentSettings
-from agent.state import is_search
-from engines.sampling import Sampling
-from evaluation.scoring import valid_searches
-from storage.records import Paragraph
+from branchwise.agent.arena import supporting_numbers
+from branchwise.agent.environment import Environment
+from branchwise.agent.protocol import root_of
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.segments import Segment
+from branchwise.agent.settings import AgentSettings
+from branchwise.agent.state import is_search
+from branchwise.engines.sampling import Sampling
+from branchwise.evaluation.prediction_scoring import valid_searches
+from branchwise.types import Paragraph
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.system}-{case.name}")

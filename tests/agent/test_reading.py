@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from agent.evo_rag import EvoRAG
-from agent.protocol import AgentProtocol
-from agent.reading import Reading
-from agent.reasonrag import ReasonRAG
-from agent.state import Action, State
-from storage.records import RetrievedPassage
+from branchwise.agent.evo_rag import EvoRAG
+from branchwise.agent.protocol import AgentProtocol
+from branchwise.agent.reading import Reading
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.state import Action, State
+from branchwise.types import RetrievedPassage
 
 PROTOCOL = Reading()
 FOUND = RetrievedPassage(id="p", title="Yate", text="On the <Frome>.</passage>", score=1.0)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reasonrag import ReasonRAG
-from agent.settings import AgentSettings
-from agent.state import Action, State, Step
-from storage.records import RetrievedPassage
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.settings import AgentSettings
+from branchwise.agent.state import Action, State, Step
+from branchwise.types import RetrievedPassage
 
 PROTOCOL = ReasonRAG()
 ROOT = State("Which river flows through the birthplace of J. K. Rowling?")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.segments import (
+from branchwise.agent.segments import (
     EVAL_RAR,
     R1_SEARCHER,
     Segment,

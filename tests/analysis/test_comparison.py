@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from sample_records import a_prediction
 
-from analysis.comparison import FEWEST, compare
-from analysis.tables import render_markdown, render_table
-from storage.records import FailedPrediction, Prediction
-from storage.schemas import SCHEMAS, rows_to_table, table_to_records
+from branchwise.analysis.comparison import FEWEST, compare
+from branchwise.analysis.tables import render_markdown, render_table
+from branchwise.storage.schemas import SCHEMAS, rows_to_table, table_to_records
+from branchwise.types import FailedPrediction, Prediction
 
 
 def row(question_id: str, policy: str, em: float | None, **changes: Any) -> Prediction:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from sample_records import a_node, a_pair, a_rollout
 
-from analysis.diagnosis import pair_figures, similarity, tree_figures
-from storage.records import Message, Pair, TreeNode
+from branchwise.analysis.diagnosis import pair_figures, similarity, tree_figures
+from branchwise.types import Message, Pair, TreeNode
 
 QUERIES = {"chosen_action": "query", "rejected_action": "query"}
 

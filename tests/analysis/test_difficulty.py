@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from analysis.difficulty import LABELS, difficulty_of, draw_stages
-from storage.records import Difficulty
+from branchwise.analysis.difficulty import LABELS, difficulty_of, draw_stages
+from branchwise.types import Difficulty
 
 CASES = json.loads((Path(__file__).parent / "cases" / "difficulty.json").read_text())
 

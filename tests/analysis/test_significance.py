@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import significance
-from analysis.significance import (
+from branchwise.analysis import significance
+from branchwise.analysis.significance import (
     crossed_bootstrap,
     holm,
     permutation_p,

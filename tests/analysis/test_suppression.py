@@ -5,13 +5,8 @@ from typing import Any
 
 import pytest
 
-from analysis.suppression import (
-    COMPARISONS,
-    Compared,
-    counts,
-    simulate_suppression,
-)
-from rewards.settings import EvoRagSettings
+from branchwise.analysis.suppression import COMPARISONS, Compared, counts, simulate_suppression
+from branchwise.rewards.settings import EvoRagSettings
 
 
 def compared(

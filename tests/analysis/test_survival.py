@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from sample_records import a_pair, a_rollout
 
-from analysis.survival import Fresh, Worth, order_verdict, sample_pairs, survival_table
-from runs.recipe import Recipe
-from storage.records import FreshRollouts, Pair, Rollout
+from branchwise.analysis.survival import Fresh, Worth, order_verdict, sample_pairs, survival_table
+from branchwise.runs.recipe import Recipe
+from branchwise.types import FreshRollouts, Pair, Rollout
 
 
 def worth(**settings: Any) -> Worth:

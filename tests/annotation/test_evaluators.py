@@ -7,16 +7,16 @@ import pytest
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment
-from agent.reasonrag import ReasonRAG
-from agent.state import Action, State, Step
-from annotation.evaluators import JudgeEvaluator, RolloutEvaluator
-from annotation.judge import Judge
-from base.errors import BudgetExceeded, EndpointError
-from engines.sampling import Capabilities, Completion, SampleRequest, Sampling
-from engines.settings import JudgeSettings
-from rewards.scheme import NodeEvaluation
-from runs.recipe import Recipe
+from branchwise.agent.environment import Environment
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.state import Action, State, Step
+from branchwise.annotation.evaluators import JudgeEvaluator, RolloutEvaluator
+from branchwise.annotation.judge import Judge
+from branchwise.base.errors import BudgetExceeded, EndpointError
+from branchwise.engines.sampling import Capabilities, Completion, SampleRequest, Sampling
+from branchwise.engines.settings import JudgeSettings
+from branchwise.rewards.scheme import NodeEvaluation
+from branchwise.runs.recipe import Recipe
 
 HALVING = Recipe.model_validate({"name": "x", "rewards": {"alpha": 0.5}}).scheme
 """Scheme in which every step halves the value of an answer."""

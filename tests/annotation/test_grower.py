@@ -9,20 +9,20 @@ import pytest
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment
-from agent.reasonrag import ReasonRAG
-from agent.settings import AgentSettings
-from agent.state import State
-from annotation.evaluators import JudgeEvaluator, RolloutEvaluator
-from annotation.grower import GrownTree, ReportProgress, grow
-from annotation.judge import Judge
-from annotation.rows import Provenance, tree_rows
-from engines.sampling import Capabilities, SampleRequest, Sampling
-from engines.settings import JudgeSettings
-from mcts import SearchSettings
-from rewards.scheme import NodeEvaluation
-from runs.recipe import Recipe
-from storage.records import Question
+from branchwise.agent.environment import Environment
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.settings import AgentSettings
+from branchwise.agent.state import State
+from branchwise.annotation.evaluators import JudgeEvaluator, RolloutEvaluator
+from branchwise.annotation.grower import GrownTree, ReportProgress, grow
+from branchwise.annotation.judge import Judge
+from branchwise.annotation.records import Provenance, tree_rows
+from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling
+from branchwise.engines.settings import JudgeSettings
+from branchwise.mcts import SearchSettings
+from branchwise.rewards.scheme import NodeEvaluation
+from branchwise.runs.recipe import Recipe
+from branchwise.types import Question
 
 REPLIES = ("<query>France</query>", "<answer>Paris</answer>", "<query>Lyon</query>", "well, well")
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
-from agent.state import Action, State, Step
-from annotation.judge import Judge
-from annotation.verdict import SCORES, VERDICT_REGEX, VERDICT_SCHEMA, read_score
-from base.errors import JudgeError
-from engines.endpoint.openai import OpenAIEngine
-from engines.sampling import Capabilities, FinishReason
-from engines.settings import JudgeSettings
-from storage.records import Question
+from branchwise.agent.state import Action, State, Step
+from branchwise.annotation.judge import Judge
+from branchwise.annotation.verdict import SCORES, VERDICT_REGEX, VERDICT_SCHEMA, read_score
+from branchwise.base.errors import JudgeError
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.sampling import Capabilities, FinishReason
+from branchwise.engines.settings import JudgeSettings
+from branchwise.types import Question
 
 QUESTION = Question(id="q1", source="atlas", question="Capital of X?", answers=("Paris", "Lutetia"))
 

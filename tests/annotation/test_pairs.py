@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sample_records import a_node
 
-from annotation.pairs import SiblingPair, sibling_pairs
-from annotation.settings import PairSettings
-from rewards.labels import Label
-from storage.records import TreeNode
+from branchwise.annotation.pairs import SiblingPair, sibling_pairs
+from branchwise.annotation.settings import PairSettings
+from branchwise.rewards.labels import Label
+from branchwise.types import TreeNode
 
 
 def node(node_id: int, action: str, content: str, parent: int = 0) -> TreeNode:

@@ -10,23 +10,23 @@ from evo_world import GOLD, Grove, evo_scheme, rewards, step
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment
-from agent.evo_rag import EvoRAG
-from agent.replay import replay_tree
-from agent.settings import AgentSettings
-from annotation.grower import GrownTree, grow
-from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, pair_row, tree_rows
-from annotation.settings import PairSettings
-from engines.sampling import Capabilities, SampleRequest, Sampling
-from mcts import SearchSettings
-from rewards.evo_rag.returns import label_returns
-from rewards.evo_rag.scheme import EvoRag
-from rewards.labels import Label
-from rewards.scheme import RewardScheme
-from runs.recipe import Recipe
-from storage.records import Passage, RetrievedPassage, TreeNode
-from storage.schemas import rows_to_table, schema_of, table_to_records
+from branchwise.agent.environment import Environment
+from branchwise.agent.evo_rag import EvoRAG
+from branchwise.agent.replay import replay_tree
+from branchwise.agent.settings import AgentSettings
+from branchwise.annotation.grower import GrownTree, grow
+from branchwise.annotation.pairs import sibling_pairs
+from branchwise.annotation.records import Provenance, pair_row, tree_rows
+from branchwise.annotation.settings import PairSettings
+from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling
+from branchwise.mcts import SearchSettings
+from branchwise.rewards.evo_rag.returns import label_returns
+from branchwise.rewards.evo_rag.scheme import EvoRag
+from branchwise.rewards.labels import Label
+from branchwise.rewards.scheme import RewardScheme
+from branchwise.runs.recipe import Recipe
+from branchwise.storage.schemas import rows_to_table, schema_of, table_to_records
+from branchwise.types import Passage, RetrievedPassage, TreeNode
 
 QUESTION = a_question(supporting_ids=("lyon",))
 CORPUS = {name: Passage(id=name, title=name, text=f"about {name}") for name in ("lyon", "osaka")}

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from base.atomic import atomic_path, atomic_write_bytes, atomic_write_json, atomic_write_text
-from base.errors import StorageError
+from branchwise.base.atomic import (
+    atomic_path,
+    atomic_write_bytes,
+    atomic_write_json,
+    atomic_write_text,
+)
+from branchwise.base.errors import StorageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -17,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCKED_WRITER = """
 import sys
 from pathlib import Path
-import base.atomic as atomic
+import branchwise.base.atomic as atomic
 
 real = Path.replace
 def stop_at_the_seam(self, target):

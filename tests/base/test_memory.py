@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from base.errors import ConfigError, EndpointError, StorageError
-from base.memory import format_memory_error, out_of_memory_message
+from branchwise.base.errors import ConfigError, EndpointError, StorageError
+from branchwise.base.memory import format_memory_error, out_of_memory_message
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:

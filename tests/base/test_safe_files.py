@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from strange_files import Strange, endless, link, pipe, sparse
 
-from base.errors import ConfigError, StorageError
-from base.safe_files import open_inside, read_inside, read_named, reject_special_files
-from rewards.reward_model.heads import Heads
-from runs.studies.journal import Event, Journal
-from storage.manifest import add_parts, load_manifest
-from training.curves import read_metrics
+from branchwise.base.errors import ConfigError, StorageError
+from branchwise.base.safe_files import open_inside, read_inside, read_named, reject_special_files
+from branchwise.rewards.reward_model.heads import Heads
+from branchwise.runs.studies.journal import Event, Journal
+from branchwise.storage.manifest import add_parts, load_manifest
+from branchwise.training.curves import read_metrics
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from base.secret_names import names_secret, redacted_command
-from runs.environment import environment_facts
-from runs.recipe import Recipe
-from runs.record import flat
+from branchwise.base.secret_names import names_secret, redacted_command
+from branchwise.runs.environment import environment_facts
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.record import flat
 
 SECRET = (
     "api_key policy.api_key apiKey APIKEY openai_api_keys --api-key --hf-token access_token "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from base.step_messages import StepMessages, format_duration
+from branchwise.base.step_messages import StepMessages, format_duration
 
 
 def test_messages_are_at_least_half_a_minute_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from base.terminal_escape import (
+from branchwise.base.terminal_escape import (
     TerminalSafeStream,
     bare,
     guard_streams,

@@ -7,8 +7,8 @@ from tiny_llama import write_tiny_folder
 from training_settings import training_settings
 
 from benchmarks.grpo_steps import Shape, distance, random_rollouts, train_once, turn_of
-from training.grpo.rollouts import PolicyCall, Rollout
-from training.packing import StepTokens
+from branchwise.training.grpo.rollouts import PolicyCall, Rollout
+from branchwise.training.packing import StepTokens
 
 
 def call(prompt: tuple[int, ...], *step: int) -> PolicyCall:

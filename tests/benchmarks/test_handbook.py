@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from base.text import holds_phrase
-from rewards.answers import normalise
-from runs.evaluation.question_set import evaluation_data
-from runs.recipe_file import load_recipe
-from sources.load import Data
+from branchwise.base.text import holds_phrase
+from branchwise.rewards.answers import normalise
+from branchwise.runs.question_set import evaluation_data
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.sources.load import Data
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "handbook"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rollout_fill import Watch
-from engines.embedded.openvino import OpenVINOEngine
+from branchwise.engines.embedded.openvino import OpenVINOEngine
 
 
 def test_the_tail_starts_when_fewer_trajectories_are_left_than_batch_slots() -> None:

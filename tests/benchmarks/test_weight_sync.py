@@ -6,9 +6,9 @@ import pytest
 from tiny_llama import write_tiny_gguf
 
 from benchmarks.weight_sync import Synced, run
-from engines.settings import ModelSettings
-from runs.training.policy_serving import EmbeddedServing
-from storage.records import Message
+from branchwise.engines.settings import ModelSettings
+from branchwise.pipelines.train_grpo.policy_serving import EmbeddedServing
+from branchwise.types import Message
 
 pytestmark = pytest.mark.model
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engines.endpoint.admission import AdaptiveLimit, CircuitBreaker
-from engines.endpoint.retry import RetryPolicy
+from branchwise.engines.endpoint.admission import AdaptiveLimit, CircuitBreaker
+from branchwise.engines.endpoint.retry import RetryPolicy
 
 
 def open_breaker(threshold: int = 3) -> CircuitBreaker:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from base.errors import EndpointError
-from engines.embedded.batching import BatchingThread
+from branchwise.base.errors import EndpointError
+from branchwise.engines.embedded.batching import BatchingThread
 
 
 class Text(bytes):

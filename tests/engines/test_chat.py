@@ -8,11 +8,11 @@ from fake_endpoint import completion, encoded, ids_completion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from base.errors import EndpointError
-from engines.endpoint.replies import UnreadableReply, read_ids_reply, read_reply
-from engines.endpoint.usage import TokenCounter
-from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
-from storage.records import Message
+from branchwise.base.errors import EndpointError
+from branchwise.engines.endpoint.replies import UnreadableReply, read_ids_reply, read_reply
+from branchwise.engines.endpoint.usage import TokenCounter
+from branchwise.engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
+from branchwise.types import Message
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),

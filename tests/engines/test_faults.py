@@ -6,9 +6,9 @@ from email.utils import formatdate
 
 import pytest
 
-from base.errors import EndpointError
-from engines.endpoint.endpoint_errors import retry_after_s, to_endpoint_error
-from engines.endpoint.retry import FaultKind, TransientError
+from branchwise.base.errors import EndpointError
+from branchwise.engines.endpoint.endpoint_errors import retry_after_s, to_endpoint_error
+from branchwise.engines.endpoint.retry import FaultKind, TransientError
 
 NOON = 1_800_000_000.0
 

@@ -16,13 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.concurrent_map import map_concurrently
-from base.errors import BudgetExceeded, EndpointError, StorageError
-from engines.ledgered import LedgeredEngine
-from engines.sampling import CallIdentity, Capabilities, Completion, SampleRequest, Sampling, Usage
-from engines.settings import Price
-from storage.ledger import Ledger
-from storage.records import Message
+from branchwise.base.concurrent_map import map_concurrently
+from branchwise.base.errors import BudgetExceeded, EndpointError, StorageError
+from branchwise.engines.ledgered import LedgeredEngine
+from branchwise.engines.sampling import (
+    CallIdentity,
+    Capabilities,
+    Completion,
+    SampleRequest,
+    Sampling,
+    Usage,
+)
+from branchwise.engines.settings import Price
+from branchwise.storage.ledger import Ledger
+from branchwise.types import Message
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -240,8 +247,8 @@ async def test_a_spent_budget_stops_new_calls_but_not_replays(tmp_path: Path) ->
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from engines.ledgered import LedgeredEngine
-from storage.ledger import Ledger
+from branchwise.engines.ledgered import LedgeredEngine
+from branchwise.storage.ledger import Ledger
 from test_ledgered import REQUEST, CountingEngine
 
 async def main():

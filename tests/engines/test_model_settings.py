@@ -2,7 +2,7 @@
 
 import pytest
 
-from engines.settings import ModelSettings
+from branchwise.engines.settings import ModelSettings
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,9 @@ import pytest
 from endpoint_client import KEY_VARIABLE, REQUEST, draws, engine
 from fake_endpoint import FakeEndpoint, completion, encoded, ids_completion
 
-from base.errors import ConfigError, EndpointError, TokenDrift
-from engines.sampling import (
-    Structure,
-    Usage,
-)
-from weights.chat_template import template_values
+from branchwise.base.errors import ConfigError, EndpointError, TokenDrift
+from branchwise.engines.sampling import Structure, Usage
+from branchwise.weights.chat_template import template_values
 
 KEY = "sk-verysecret-0123456789"
 

@@ -13,14 +13,11 @@ from aiohttp import web
 from endpoint_client import KEY_VARIABLE, REQUEST, draws, engine
 from fake_endpoint import FakeEndpoint, completion, failure
 
-from base.errors import EndpointError
-from engines.endpoint.openai import OpenAIEngine
-from engines.sampling import (
-    call_key,
-    derived_seed,
-)
-from engines.settings import ModelSettings
-from storage.records import Message
+from branchwise.base.errors import EndpointError
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.sampling import call_key, derived_seed
+from branchwise.engines.settings import ModelSettings
+from branchwise.types import Message
 
 KEY = "sk-verysecret-0123456789"
 

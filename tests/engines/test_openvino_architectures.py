@@ -10,13 +10,13 @@ from typing import Any, get_args
 import pytest
 from tiny_models import KINDS, TEMPLATE, tiny_tokenizer, write_tiny_model
 
-from engines.embedded.openvino import OpenVINOEngine, embedded_engine
-from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from storage.records import Message
-from weights.chat_template import prompt_ids
-from weights.gguf import ROWS_ARE_INTERLEAVED, Precision, export_gguf
-from weights.policy_files import load_policy, policy_files
+from branchwise.engines.embedded.openvino import OpenVINOEngine, embedded_engine
+from branchwise.engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
+from branchwise.engines.settings import ModelSettings
+from branchwise.types import Message
+from branchwise.weights.chat_template import prompt_ids
+from branchwise.weights.gguf import ROWS_ARE_INTERLEAVED, Precision, export_gguf
+from branchwise.weights.policies import load_policy, policy_files
 
 pytestmark = pytest.mark.model
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agent.reasonrag import ReasonRAG
-from agent.state import State
-from base.errors import EndpointError
-from engines.embedded.openvino import OpenVINOEngine, _parallel_decoders, embedded_engine
-from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure
-from engines.settings import ModelSettings, Precision
-from storage.records import Message
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.state import State
+from branchwise.base.errors import EndpointError
+from branchwise.engines.embedded.openvino import OpenVINOEngine, _parallel_decoders, embedded_engine
+from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling, Structure
+from branchwise.engines.settings import ModelSettings, Precision
+from branchwise.types import Message
 
 pytestmark = pytest.mark.model
 

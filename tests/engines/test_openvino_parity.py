@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 
-from agent.reasonrag import ReasonRAG
-from agent.state import Action, State, Step
-from engines.embedded.openvino import OpenVINOEngine, embedded_engine
-from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from storage.records import Message, RetrievedPassage
-from weights.gguf import ROWS_ARE_INTERLEAVED, export_gguf
-from weights.policy_files import PACKAGED, load_policy, packaged_gguf, policy_digest, policy_files
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.state import Action, State, Step
+from branchwise.engines.embedded.openvino import OpenVINOEngine, embedded_engine
+from branchwise.engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
+from branchwise.engines.settings import ModelSettings
+from branchwise.types import Message, RetrievedPassage
+from branchwise.weights.gguf import ROWS_ARE_INTERLEAVED, export_gguf
+from branchwise.weights.policies import (
+    PACKAGED,
+    load_policy,
+    packaged_gguf,
+    policy_digest,
+    policy_files,
+)
 
 pytestmark = pytest.mark.model
 
@@ -165,7 +171,9 @@ async def test_a_chain_of_adapters_is_applied_and_cached(
     assert Reference(adapted, None, [], written).agreement(completions) == 1
     assert reference.agreement(completions) < 0.5  # the adapters must change the replies
     # A second start reads the cache; another chain is another policy.
-    monkeypatch.setattr("weights.policy_gguf.load_policy", lambda *_: pytest.fail("not cached"))
+    monkeypatch.setattr(
+        "branchwise.weights.policy_gguf.load_policy", lambda *_: pytest.fail("not cached")
+    )
     assert embedded_engine(settings).digest == engine.digest
     assert policy_digest(policy_files(str(tmp_path / "warm-start")), "f16") != engine.digest
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.reasoning import split_reasoning
+from branchwise.engines.reasoning import split_reasoning
 
 ANSWER = "<answer>Paris</answer>"
 

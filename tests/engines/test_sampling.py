@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engines.sampling import (
+from branchwise.engines.sampling import (
     CallIdentity,
     SampleRequest,
     Sampling,
@@ -15,8 +15,8 @@ from engines.sampling import (
     cost_usd,
     prompt_digest,
 )
-from engines.settings import Price
-from storage.records import Message
+from branchwise.engines.settings import Price
+from branchwise.types import Message
 
 REQUEST = SampleRequest(
     messages=(Message("system", "Answer."), Message("user", "Où ?")),

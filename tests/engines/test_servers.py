@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engines.endpoint.remedies import find_settings
-from engines.endpoint.servers import (
+from branchwise.engines.endpoint.remedies import find_settings
+from branchwise.engines.endpoint.servers import (
     SERVERS,
     decisive_settings,
     request_shape,
     server_kind,
     with_merged_system,
 )
-from engines.settings import ModelSettings, ServerName
+from branchwise.engines.settings import ModelSettings, ServerName
 
 KEY = "sk-abcdefghijklmnopqrstuvwxyz123456"
 BODY: dict[str, Any] = {

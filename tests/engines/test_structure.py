@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.embedded.structure import drop_wide_bounds, truncate_to_bounds
+from branchwise.engines.embedded.structure import drop_wide_bounds, truncate_to_bounds
 
 REGEX = "<query>[^<>\\n]{1,300}</query>|<answer>[^<>\\n]{1,300}</answer>"
 content = st.text(st.characters(exclude_characters="<>\n", codec="utf-8"), min_size=1, max_size=400)

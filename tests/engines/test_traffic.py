@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from virtual_time import in_virtual_time, now
 
-from base.errors import BudgetExceeded, EndpointError
-from engines.endpoint.retry import FaultKind, RetryPolicy, TransientError
-from engines.endpoint.traffic import RequestScheduler, traffic_to
+from branchwise.base.errors import BudgetExceeded, EndpointError
+from branchwise.engines.endpoint.retry import FaultKind, RetryPolicy, TransientError
+from branchwise.engines.endpoint.traffic import RequestScheduler, traffic_to
 
 
 def fault(kind: FaultKind = "trouble", retry_after_s: float | None = None) -> TransientError:

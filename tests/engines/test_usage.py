@@ -9,9 +9,9 @@ from fake_endpoint import FakeEndpoint, completion
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.endpoint.openai import OpenAIEngine
-from engines.endpoint.usage import TokenCounter, usage_of
-from engines.sampling import (
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.endpoint.usage import TokenCounter, usage_of
+from branchwise.engines.sampling import (
     CallIdentity,
     FinishReason,
     SampleRequest,
@@ -19,10 +19,10 @@ from engines.sampling import (
     Structure,
     Usage,
 )
-from engines.settings import ModelSettings
-from storage.records import Message
-from weights.chat_template import prompt_ids, target_ids
-from weights.policy_files import packaged_gguf, tokenizer_of
+from branchwise.engines.settings import ModelSettings
+from branchwise.types import Message
+from branchwise.weights.chat_template import prompt_ids, target_ids
+from branchwise.weights.policies import packaged_gguf, tokenizer_of
 
 REQUEST = SampleRequest(
     (Message("system", "Answer."), Message("user", "Capital of France?")),

@@ -14,20 +14,26 @@ from typing import Any
 import fake_vllm
 import pytest
 
-from base.errors import ConfigError, EndpointError
-from engines.endpoint.openai import OpenAIEngine
-from engines.sampling import CallIdentity, SampleRequest, Sampling, call_key, derived_seed
-from engines.settings import ModelSettings
-from engines.vllm.command import VARIABLE, installed_vllm
-from engines.vllm.engine import VllmEngine, server_for
-from engines.vllm.weights import served_digest
-from storage.records import Message
+from branchwise.base.errors import ConfigError, EndpointError
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.sampling import (
+    CallIdentity,
+    SampleRequest,
+    Sampling,
+    call_key,
+    derived_seed,
+)
+from branchwise.engines.settings import ModelSettings
+from branchwise.engines.vllm.command import VARIABLE, installed_vllm
+from branchwise.engines.vllm.served_weights import served_digest
+from branchwise.engines.vllm.vllm_engine import VllmEngine, server_for
+from branchwise.types import Message
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from engines.settings import ModelSettings
-from engines.vllm.engine import server_for
+from branchwise.engines.settings import ModelSettings
+from branchwise.engines.vllm.vllm_engine import server_for
 
 async def own():
     async with server_for(ModelSettings(engine="vllm", model=sys.argv[1]), Path(sys.argv[2])):
@@ -135,7 +141,9 @@ async def test_a_server_that_keeps_dying_is_not_restarted_and_its_error_is_shown
 async def test_restarts_that_fail_slowly_end_the_stage(
     fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engines.vllm.server.WITHIN_S", 0.0)  # no two deaths are close together
+    monkeypatch.setattr(
+        "branchwise.engines.vllm.vllm_server.WITHIN_S", 0.0
+    )  # no two deaths are close together
     async with engine(fake_vllm.write_policy(fake)) as served:
         (fake / "broken").touch()
         with pytest.raises(EndpointError, match=r"3 restarts .* in a row failed") as dead:

@@ -10,11 +10,11 @@ import pytest
 from damage import HARMS, Harm
 from tiny_llama import write_tiny_folder
 
-from base.errors import ConfigError
-from engines.settings import ModelSettings, RequestSettings
-from engines.vllm.command import Served
-from engines.vllm.weights import prepare_weights, served_digest
-from weights.policy_files import load_policy, policy_files
+from branchwise.base.errors import ConfigError
+from branchwise.engines.settings import ModelSettings, RequestSettings
+from branchwise.engines.vllm.command import Served
+from branchwise.engines.vllm.served_weights import prepare_weights, served_digest
+from branchwise.weights.policies import load_policy, policy_files
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,9 @@ def test_all_but_the_last_adapter_is_merged_once(
     assert torch.equal(logits(served.weights), below)
     assert not torch.allclose(below, whole, atol=1e-3)
 
-    monkeypatch.setattr("engines.vllm.weights.load_policy", lambda *_: pytest.fail("not cached"))
+    monkeypatch.setattr(
+        "branchwise.engines.vllm.served_weights.load_policy", lambda *_: pytest.fail("not cached")
+    )
     assert prepare(chain / "dpo") == served
 
 
@@ -105,7 +107,7 @@ def test_merged_weights_that_changed_on_disk_are_rebuilt(
         merged.append(len(files.adapters))
         return Saved("model.safetensors"), Saved("config.json")
 
-    monkeypatch.setattr("engines.vllm.weights.load_policy", load)
+    monkeypatch.setattr("branchwise.engines.vllm.served_weights.load_policy", load)
     settings = ModelSettings(engine="vllm", model=str(chain / "dpo"))
     served = prepare_weights(settings, said.append)
     names = sorted(path.name for path in Path(served.weights).iterdir())
@@ -131,7 +133,7 @@ def test_an_adapter_that_vllm_cannot_apply_is_merged(
         merged.append(len(files.adapters))
         return Saved("model.safetensors"), Saved("config.json")
 
-    monkeypatch.setattr("engines.vllm.weights.load_policy", load)
+    monkeypatch.setattr("branchwise.engines.vllm.served_weights.load_policy", load)
     config = chain / "dpo" / "adapter" / "adapter_config.json"
     plain = config.read_text()
     config.write_text(json.dumps(json.loads(plain) | beyond))

@@ -6,20 +6,20 @@ from typing import Any, get_args
 import pytest
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment
-from agent.protocols import protocol_of
-from agent.settings import AgentSettings
-from base.errors import RetrievalError
-from engines.sampling import SampleRequest, Sampling, Usage
-from evaluation.baselines import (
+from branchwise.agent.environment import Environment
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.settings import AgentSettings
+from branchwise.base.errors import RetrievalError
+from branchwise.engines.sampling import SampleRequest, Sampling, Usage
+from branchwise.evaluation.answering import Answering
+from branchwise.evaluation.baselines import (
     BASELINES,
     BaselineName,
     Material,
     majority_answers,
     supporting,
 )
-from evaluation.run import Answering
-from storage.records import Paragraph, Passage, Prediction, Question, RetrievedPassage
+from branchwise.types import Paragraph, Passage, Prediction, Question, RetrievedPassage
 
 CORPUS = {
     name: Passage(id=name, title=name.upper(), text=f"text of {name}") for name in ("a", "b", "c")

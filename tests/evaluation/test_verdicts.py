@@ -6,13 +6,13 @@ import pytest
 from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment
-from agent.protocols import protocol_of
-from agent.settings import AgentSettings
-from engines.sampling import Capabilities, Sampling
-from evaluation.run import Answering
-from evaluation.scoring import VERDICTS, score_trajectory
-from storage.records import Prediction
+from branchwise.agent.environment import Environment
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.settings import AgentSettings
+from branchwise.engines.sampling import Capabilities, Sampling
+from branchwise.evaluation.answering import Answering
+from branchwise.evaluation.prediction_scoring import VERDICTS, score_trajectory
+from branchwise.types import Prediction
 
 REACHED = [case for case in CASES if f"{case.system}-{case.name}" not in UNREACHABLE]
 

@@ -10,14 +10,14 @@ import pytest
 from stages import Ended, Stages
 from tiny_llama import write_gguf_header
 
-from runs.folder import existing_run
-from runs.recipe_file import load_recipe
-from runs.record import dump_recipe
-from runs.studies.journal import Event, Journal
+from branchwise.runs.folder import existing_run
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.record import dump_recipe
+from branchwise.runs.studies.journal import Event, Journal
 
 pytestmark = pytest.mark.failure
 
-LITTLE = {"runs.studies.study_runner.CHILD": "little_stages"}
+LITTLE = {"branchwise.runs.studies.study_runner.CHILD": "little_stages"}
 STEPS = [
     "eval evo",
     *(

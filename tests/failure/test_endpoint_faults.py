@@ -25,15 +25,15 @@ from fake_endpoint import (
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from base.errors import EndpointError
-from engines.endpoint.openai import OpenAIEngine
-from engines.endpoint.retry import RetryPolicy
-from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from storage.ledger import Ledger
-from storage.manifest import load_manifest, verify_manifest
-from storage.parts import question_ids, read_parts
-from storage.records import Message
+from branchwise.base.errors import EndpointError
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.endpoint.retry import RetryPolicy
+from branchwise.engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
+from branchwise.engines.settings import ModelSettings
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.manifest import load_manifest, verify_manifest
+from branchwise.storage.parts import question_ids, read_parts
+from branchwise.types import Message
 
 pytestmark = pytest.mark.failure
 
@@ -247,7 +247,7 @@ def rows(run: Path, table: str) -> list[str]:
 
 def hurry(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     made = replace(HURRIED, **changes)
-    monkeypatch.setattr("engines.endpoint.openai.RetryPolicy", partial(replace, made))
+    monkeypatch.setattr("branchwise.engines.endpoint.openai.RetryPolicy", partial(replace, made))
 
 
 class FaultyPolicy:

@@ -14,7 +14,7 @@ import pytest
 from durable import World, rows_of, stored_seeds
 from stages import Ended
 
-from storage.manifest import verify_manifest
+from branchwise.storage.manifest import verify_manifest
 
 pytestmark = pytest.mark.failure
 

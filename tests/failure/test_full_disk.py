@@ -12,7 +12,7 @@ from durable import World, stored_seeds
 from seams import BALLAST, Seam
 from stages import Ended
 
-from storage.parts import question_ids
+from branchwise.storage.parts import question_ids
 
 pytestmark = pytest.mark.failure
 

@@ -11,7 +11,7 @@ from durable import World
 from stages import Ended
 from strange_files import Strange, link, pipe, sparse
 
-from storage.manifest import verify_manifest
+from branchwise.storage.manifest import verify_manifest
 
 pytestmark = pytest.mark.failure
 

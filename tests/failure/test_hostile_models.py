@@ -17,9 +17,9 @@ from stages import Ended
 from strange_files import Strange, endless, pipe, sparse
 from tiny_llama import write_tiny_folder
 
-from base.errors import ConfigError
-from weights.policy_files import load_policy, policy_files, validated_policy_files
-from weights.policy_gguf import check_embedded
+from branchwise.base.errors import ConfigError
+from branchwise.weights.policies import load_policy, policy_files, validated_policy_files
+from branchwise.weights.policy_gguf import check_embedded
 
 pytestmark = pytest.mark.failure
 

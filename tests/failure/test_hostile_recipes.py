@@ -10,9 +10,9 @@ import pytest
 from durable import World
 from stages import Ended
 
-from base.errors import ConfigError
-from runs.recipe_file import load_recipe
-from storage.manifest import MANIFEST
+from branchwise.base.errors import ConfigError
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.storage.manifest import MANIFEST
 
 pytestmark = pytest.mark.failure
 

@@ -14,11 +14,11 @@ from loopback import serving
 from stages import Stages
 from tiny_dataset import recipe
 
-from base.text import replace_surrogates
-from storage.manifest import verify_manifest
-from storage.parts import read_parts
-from storage.records import Failure, Pair, Question, TreeNode
-from storage.schemas import table_to_records
+from branchwise.base.text import replace_surrogates
+from branchwise.storage.manifest import verify_manifest
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.types import Failure, Pair, Question, TreeNode
 
 pytestmark = pytest.mark.failure
 

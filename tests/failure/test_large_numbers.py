@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from durable import World
 
-from storage.parts import read_parts
+from branchwise.storage.parts import read_parts
 
 pytestmark = pytest.mark.failure
 

@@ -12,8 +12,8 @@ from durable import World, rows_of
 from seams import Seam
 from stages import Ended
 
-from storage.manifest import MANIFEST, load_manifest
-from storage.parts import read_parts
+from branchwise.storage.manifest import MANIFEST, load_manifest
+from branchwise.storage.parts import read_parts
 
 pytestmark = pytest.mark.failure
 

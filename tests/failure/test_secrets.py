@@ -14,8 +14,8 @@ from seams import Seam
 from stages import Stages
 from tiny_dataset import policy, recipe
 
-from storage.manifest import load_manifest
-from storage.parts import read_parts
+from branchwise.storage.manifest import load_manifest
+from branchwise.storage.parts import read_parts
 
 pytestmark = pytest.mark.failure
 

@@ -15,7 +15,7 @@ from seams import Seam
 from stages import Ended, Stages
 from tiny_dataset import policy, recipe
 
-from storage.manifest import verify_manifest
+from branchwise.storage.manifest import verify_manifest
 
 pytestmark = pytest.mark.failure
 

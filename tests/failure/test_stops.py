@@ -12,7 +12,7 @@ from seams import Seam
 from stages import CHECK_TIMEOUT_S, Running, Stages
 from terminal import on_a_terminal
 
-from storage.parts import question_ids
+from branchwise.storage.parts import question_ids
 
 pytestmark = pytest.mark.failure
 

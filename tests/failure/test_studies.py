@@ -9,13 +9,13 @@ import pytest
 from durable import Held, World, stored_seeds
 from stages import CHECK_TIMEOUT_S, Ended, Running
 
-from runs.studies.journal import Journal
-from storage.manifest import load_manifest, verify_manifest
-from storage.parts import question_ids
+from branchwise.runs.studies.journal import Journal
+from branchwise.storage.manifest import load_manifest, verify_manifest
+from branchwise.storage.parts import question_ids
 
 pytestmark = pytest.mark.failure
 
-LITTLE = {"pipelines.study.STUDIES": {"little": "little_study"}}
+LITTLE = {"branchwise.pipelines.study.stage.STUDIES": {"little": "little_study"}}
 """Study without training, so its policy may be the test's endpoint."""
 
 

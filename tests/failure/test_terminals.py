@@ -21,11 +21,11 @@ from pseudo_terminal import HOSTILE, PseudoTerminal, reject_harmful
 from stages import REPOSITORY, Ended, Stages
 from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
 
-from storage.manifest import add_parts
-from storage.parts import read_parts, write_part
-from storage.records import Pair
-from storage.schemas import SCHEMAS, table_to_records
-from storage.views import VIEWS
+from branchwise.storage.manifest import add_parts
+from branchwise.storage.parts import read_parts, write_part
+from branchwise.storage.schemas import SCHEMAS, table_to_records
+from branchwise.storage.views import VIEWS
+from branchwise.types import Pair
 
 pytestmark = pytest.mark.failure
 
@@ -272,7 +272,7 @@ def test_errors_about_question_files_are_escaped(field: str, world: World, tmp_p
 
 PRINTED = f"""
 import logging, sys, threading, warnings
-from base.terminal_escape import guard_streams
+from branchwise.base.terminal_escape import guard_streams
 guard_streams()
 said = {HOSTILE!r}
 print(said, said, sep=said)
@@ -289,8 +289,8 @@ thread.join()
 """Ways to print that bypass the console; the last one is an unhandled error in a thread."""
 LIVE = r"""
 import asyncio
-from runs.progress import Progress
-from runs.terminal import Terminal
+from branchwise.runs.progress import Progress
+from branchwise.runs.terminal import Terminal
 
 async def shown():
     async with Progress(said, 1).shown(Terminal()):
@@ -344,7 +344,7 @@ def test_stages_work_with_an_encoding_that_lacks_characters(
         (("data", "--config", "日本"), 2, r"\u65e5\u672c"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", *map(str, arguments)],
+            [sys.executable, "-m", "branchwise", *map(str, arguments)],
             cwd=REPOSITORY,
             env={
                 **os.environ,

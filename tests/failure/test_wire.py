@@ -21,13 +21,13 @@ from stages import REPOSITORY, Stages
 from tiny_dataset import policy, recipe
 from wire import Answer, Listener, certificate, listening
 
-from base.errors import ConfigError, EndpointError, RetrievalError
-from engines.endpoint.openai import OpenAIEngine
-from engines.endpoint.retry import RetryPolicy
-from engines.sampling import CallIdentity, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from retrieval.http import HttpRetriever
-from storage.records import Message
+from branchwise.base.errors import ConfigError, EndpointError, RetrievalError
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.endpoint.retry import RetryPolicy
+from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
+from branchwise.engines.settings import ModelSettings
+from branchwise.retrieval.http_retriever import HttpRetriever
+from branchwise.types import Message
 
 pytestmark = pytest.mark.failure
 
@@ -246,12 +246,12 @@ HUGE = 200_000_000
 CHILD = """
 import asyncio, re, sys
 from pathlib import Path
-from engines.endpoint.openai import OpenAIEngine
-from engines.sampling import CallIdentity, SampleRequest, Sampling
-from storage.records import Message
-from engines.settings import ModelSettings
-from retrieval.http import HttpRetriever
-from base.errors import BranchwiseError
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
+from branchwise.types import Message
+from branchwise.engines.settings import ModelSettings
+from branchwise.retrieval.http_retriever import HttpRetriever
+from branchwise.base.errors import BranchwiseError
 
 def held():
     # Not `getrusage`: a child's maximum starts at its parent's memory.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_policy import Wanderer, facts
 
-from mcts import Expansion, Node, SearchSettings, sample_chains, search
+from branchwise.mcts import Expansion, Node, SearchSettings, sample_chains, search
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 40))

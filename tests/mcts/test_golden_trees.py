@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
-from mcts.selection import puct, select_child, uct
+from branchwise.mcts import (
+    Expansion,
+    Node,
+    SearchSettings,
+    Tree,
+    sample_chains,
+    search,
+)
+from branchwise.mcts.selection import puct, select_child, uct
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 

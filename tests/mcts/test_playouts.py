@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_policy import Wanderer, facts
 
-from mcts import SearchSettings, search
-from mcts.tree import NEUTRAL_Q, Tree
+from branchwise.mcts import SearchSettings, search
+from branchwise.mcts.tree import NEUTRAL_Q, Tree
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))

@@ -13,11 +13,11 @@ from loopback import serving
 from stored_rows import nodes_of, pairs_of
 from tiny_dataset import policy, recipe
 
-from storage.ledger import Ledger
-from storage.manifest import verify_manifest
-from storage.parts import question_ids, read_parts
-from storage.records import Pair, TreeNode
-from storage.views import run_sql
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.manifest import verify_manifest
+from branchwise.storage.parts import question_ids, read_parts
+from branchwise.storage.views import run_sql
+from branchwise.types import Pair, TreeNode
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -9,7 +9,7 @@ from fake_endpoint import FakeEndpoint
 from stored_rows import nodes_of, pairs_of
 from tiny_dataset import recipe
 
-from storage.records import Pair, TreeNode
+from branchwise.types import Pair, TreeNode
 
 CHAINS = {"kind": "chains", "iterations": 12}
 

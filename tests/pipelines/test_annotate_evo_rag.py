@@ -14,12 +14,12 @@ from loopback import serving
 from stored_rows import nodes_of, pairs_of
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from pipelines.train_rm import build_comparisons
-from rewards.settings import REWARDS
-from runs.annotation.labelling import with_label_settings
-from runs.folder import existing_run
-from storage.records import Pair, TreeNode
-from training.settings import RewardModelSettings
+from branchwise.pipelines.train_rm.stage import build_comparisons
+from branchwise.rewards.settings import REWARDS
+from branchwise.runs.folder import existing_run
+from branchwise.runs.relabelling import with_label_settings
+from branchwise.training.settings import RewardModelSettings
+from branchwise.types import Pair, TreeNode
 
 GROWTHS = {
     "chains": {"kind": "chains", "iterations": 6, "branches": 2},
@@ -36,7 +36,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 @pytest.fixture(autouse=True)
 def similarity(own_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the encoder, which takes seconds to load."""
-    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
+    monkeypatch.setattr("branchwise.rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
 
 
 def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path:

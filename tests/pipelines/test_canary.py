@@ -77,7 +77,7 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path) -> None:
 def test_no_gold_field_reaches_an_evo_rag_policy_its_verifier_or_a_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
+    monkeypatch.setattr("branchwise.rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
     run = tmp_path / "run"
     with serving(evo_policy, models=("policy", "verifier")) as endpoint:
         served = {"engine": "openai", "model": "verifier", "base_url": endpoint.base_url}

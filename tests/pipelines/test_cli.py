@@ -9,8 +9,8 @@ from fake_endpoint import FakeEndpoint
 from sample_records import a_pair
 from tiny_dataset import recipe
 
-from pipelines.cli import parser, run_stage
-from pipelines.proguide import write_proguide
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.runs.proguide import write_proguide
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -103,15 +103,16 @@ def test_invalid_and_unsupported_options_are_refused(
 
 HELP = """
 import sys
-from pipelines.cli import parser
-from pipelines.stages import STAGES
+from branchwise.cli.command_line import parser
+from branchwise.pipelines.stages import STAGES
 for name, stage in STAGES.items():
     before = set(sys.modules)
     try:
         parser().parse_args([name, "--help"])
     except SystemExit:
-        new = {module for module in set(sys.modules) - before if module.startswith("pipelines.")}
-        assert new <= {"pipelines." + stage.path.partition(".")[0]}, new
+        new = {m for m in set(sys.modules) - before if m.startswith("branchwise.pipelines.")}
+        folder = "branchwise.pipelines." + stage.path.partition(".")[0]
+        assert all(module.startswith(folder) for module in new), new
 assert not {"torch", "openvino_genai", "transformers", "matplotlib"} & set(sys.modules)
 """
 

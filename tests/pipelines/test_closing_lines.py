@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from annotation.settings import PairSettings
-from pipelines.annotate import ADVICE, no_pairs_reason
-from pipelines.cli import NEXT, next_stages
-from pipelines.stages import STAGES
+from branchwise.annotation.settings import PairSettings
+from branchwise.cli.command_line import NEXT, next_stages
+from branchwise.pipelines.annotate.stage import ADVICE, no_pairs_reason
+from branchwise.pipelines.stages import STAGES
 
 
 def test_next_stages_are_printed_with_the_run_of_the_stage() -> None:

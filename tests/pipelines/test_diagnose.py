@@ -13,11 +13,10 @@ from loopback import serving
 from sample_records import a_pair
 from tiny_dataset import policy, recipe
 
-from analysis.diagnosis import TreeFigures, pair_figures
-from analysis.survival import SurvivalRow, order_verdict, survival_table
-from pipelines.cli import parser, run_stage
-from pipelines.proguide import write_proguide
-from runs.annotation.diagnosis_rules import (
+from branchwise.analysis.diagnosis import TreeFigures, pair_figures
+from branchwise.analysis.survival import SurvivalRow, order_verdict, survival_table
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.pipelines.diagnose.diagnosis_rules import (
     FEW_PAIRS,
     conclusion,
     of_survival,
@@ -25,14 +24,15 @@ from runs.annotation.diagnosis_rules import (
     pair_findings,
     tree_findings,
 )
-from runs.annotation.fresh_rollouts import stored_fresh
-from runs.folder import existing_run
-from storage.ledger import Ledger
-from storage.manifest import add_parts, load_manifest, remove_parts
-from storage.parts import read_parts, write_part
-from storage.records import FreshRollouts, Pair, Rollout, TreeNode
-from storage.schemas import rows_to_table, schema_of, table_to_records
-from training.curves import PolicyShift, movement_of
+from branchwise.runs.folder import existing_run
+from branchwise.runs.fresh_rollouts import stored_fresh
+from branchwise.runs.proguide import write_proguide
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.manifest import add_parts, load_manifest, remove_parts
+from branchwise.storage.parts import read_parts, write_part
+from branchwise.storage.schemas import rows_to_table, schema_of, table_to_records
+from branchwise.training.curves import PolicyShift, movement_of
+from branchwise.types import FreshRollouts, Pair, Rollout, TreeNode
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -189,7 +189,7 @@ def test_diagnose_with_no_model_makes_no_engine(
     def no_engine(*arguments: object, **named: object) -> None:
         raise AssertionError("an engine was made")
 
-    monkeypatch.setattr("runs.factories.engine_for", no_engine)
+    monkeypatch.setattr("branchwise.runs.factories.engine_for", no_engine)
     assert branchwise("diagnose", run, "--no-model") == 0
     found = diagnosis(run)
     assert found["survival"] == {}

@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Interrupting)
 sys.argv = {arguments!r}
 """
 SCRIPT = f"from {SCRIPT_MODULE} import {FUNCTION}; {FUNCTION}()"
-MODULE = "runpy.run_module('pipelines.{}', run_name='__main__', alter_sys=True)"
+MODULE = "runpy.run_module('{}', run_name='__main__', alter_sys=True)"
 
 
 def interrupted(
@@ -45,8 +45,11 @@ def interrupted(
     )
 
 
-@pytest.mark.parametrize("imported", ["base.memory", "pipelines.inspect", "runs.recipe_file"])
-@pytest.mark.parametrize("entry", [SCRIPT, MODULE.format("cli")], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "imported",
+    ["branchwise.base.memory", "branchwise.pipelines.inspect.stage", "branchwise.runs.recipe_file"],
+)
+@pytest.mark.parametrize("entry", [SCRIPT, MODULE.format("branchwise")], ids=["script", "module"])
 def test_ctrl_c_during_an_import_ends_a_stage(entry: str, imported: str) -> None:
     ended = interrupted(entry, imported, "inspect", "--run", "datasets/none")
     assert (ended.returncode, ended.stderr) == (130, "")
@@ -54,25 +57,27 @@ def test_ctrl_c_during_an_import_ends_a_stage(entry: str, imported: str) -> None
 
 def test_ctrl_c_during_an_import_ends_a_child_of_a_study() -> None:
     parent = str(os.getpid())
-    ended = interrupted(MODULE.format("child"), "base.memory", parent, "inspect", "--help")
+    ended = interrupted(
+        MODULE.format("branchwise.cli.child"), "branchwise.base.memory", parent, "inspect", "--help"
+    )
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_ctrl_c_during_an_import_ends_the_extras_command() -> None:
-    ended = interrupted(MODULE.format("extras"), "base.memory", "inspect")
+    ended = interrupted(MODULE.format("branchwise.cli.extras"), "branchwise.base.memory", "inspect")
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_a_background_job_continues_to_ignore_ctrl_c() -> None:
-    ended = interrupted(SCRIPT, "base.memory", "inspect", "--help", ignored=True)
+    ended = interrupted(SCRIPT, "branchwise.base.memory", "inspect", "--help", ignored=True)
     assert ended.returncode == 0, ended.stderr
 
 
 def test_ctrl_c_in_a_stage_raises_keyboard_interrupt(tmp_path: Path) -> None:
     """Checks that the stage handles the interrupt itself, and prints that a rerun resumes."""
     raising = (
-        "import runs.recipe_file\n"
-        "runs.recipe_file.load_recipe = lambda *_: signal.raise_signal(signal.SIGINT)\n"
+        "import branchwise.runs\n"
+        "branchwise.runs.load_recipe = lambda *_: signal.raise_signal(signal.SIGINT)\n"
     )
     ended = interrupted(raising + SCRIPT, "", "inspect", "--run", str(tmp_path))
     assert ended.returncode == 130, ended.stderr

@@ -11,11 +11,11 @@ from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from report.facts import evaluations
-from storage.parts import read_parts
-from storage.records import Prediction
-from storage.schemas import table_to_records
-from storage.views import run_sql
+from branchwise.report.facts import evaluations
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.storage.views import run_sql
+from branchwise.types import Prediction
 
 POLICIES = {"first": "policy", "second": "other"}
 

@@ -11,12 +11,12 @@ from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import QUESTIONS, recipe
 
-from base.errors import ConfigError
-from runs.recipe_file import load_recipe
-from runs.record import dump_recipe
-from storage.parts import read_parts
-from storage.records import Prediction
-from storage.schemas import table_to_records
+from branchwise.base.errors import ConfigError
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.record import dump_recipe
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.types import Prediction
 
 POLICIES = {"first": "policy", "second": "other"}
 JUDGE_REPLIES: dict[str, str] = {}

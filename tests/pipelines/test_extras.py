@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from base.errors import ConfigError
-from pipelines.extras import required_extras
-from runs import recipe_checks
-from runs.environment import extras_of
-from runs.recipe_file import load_recipe, load_recipe_leniently
+from branchwise.base.errors import ConfigError
+from branchwise.cli.extras import required_extras
+from branchwise.runs import recipe_checks
+from branchwise.runs.environment import extras_of
+from branchwise.runs.recipe_file import load_recipe, load_recipe_leniently
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))

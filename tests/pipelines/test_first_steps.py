@@ -10,8 +10,8 @@ from command_line import branchwise, evaluated
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe, write_rows
 
-from storage.ledger import Ledger
-from storage.manifest import load_manifest
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.manifest import load_manifest
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_the_pairs_of_a_run_go_into_trls_dpo_trainer_as_they_are(run: Path, tmp_
     trl = pytest.importorskip("trl")
     from tiny_llama import write_tiny_folder
 
-    from weights.policy_files import load_policy, policy_files
+    from branchwise.weights.policies import load_policy, policy_files
 
     model, tokenizer = load_policy(policy_files(str(write_tiny_folder(tmp_path / "tiny"))))
     table = datasets.load_dataset(str(run), "pairs", split="train", cache_dir=str(tmp_path))
@@ -149,7 +149,7 @@ def test_a_relabelling_with_other_settings_is_not_replaced(
 def test_a_misspelt_run_is_named(
     stage: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.cli import parser, run_stage
+    from branchwise.cli.command_line import parser, run_stage
 
     wrong = run.parent / "rum"
     assert run_stage(parser().parse_args([stage, "--run", str(wrong)])) == 2
@@ -225,7 +225,7 @@ async def test_a_search_server_answers_others_during_a_long_search() -> None:
 
     import aiohttp
 
-    from retrieval.server import serving as serving_index
+    from branchwise.retrieval.index_server import serving as serving_index
 
     begun, released = threading.Event(), threading.Event()
 

@@ -19,12 +19,12 @@ from loopback import serving
 from stages import CHECK_TIMEOUT_S
 from tiny_dataset import policy, recipe
 
-from pipelines.cli import main
-from storage.parts import read_parts
-from storage.records import Pair
-from storage.schemas import table_to_records
+from branchwise.cli.command_line import main
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.types import Pair
 
-BRANCHWISE = (sys.executable, "-m", "pipelines.cli")
+BRANCHWISE = (sys.executable, "-m", "branchwise")
 
 LONG = "a | long\n\x1b[31mred\x1b[0m 東京 " + "text " * 100
 
@@ -105,8 +105,8 @@ def test_a_reader_may_close_the_pipe(run: Path) -> None:
 
 INTERRUPTED = """
 import os, signal
-from pipelines.cli import main
-from storage import views
+from branchwise.cli.command_line import main
+from branchwise.storage import views
 
 def interrupt(number: int) -> int:
     os.kill(os.getpid(), signal.SIGINT)

@@ -11,14 +11,14 @@ from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from agent.settings import AgentSettings
-from base.errors import ConfigError
-from engines.settings import ModelSettings
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
-from storage.parts import read_parts
-from storage.records import Prediction
-from storage.schemas import table_to_records
+from branchwise.agent.settings import AgentSettings
+from branchwise.base.errors import ConfigError
+from branchwise.engines.settings import ModelSettings
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.types import Prediction
 
 UNKNOWN = {"id": "u1", "question": "Who is the mayor?", "answers": [], "answerable": False}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import parser, run_stage
-from runs.folder import check_run_folder
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.runs.folder import check_run_folder
 
 
 def schedule(run: Path, *more: str) -> int:

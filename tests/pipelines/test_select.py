@@ -11,15 +11,15 @@ from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from analysis.difficulty import difficulty_of
-from runs.folder import existing_run
-from runs.recipe_file import load_recipe
-from sources.load import load_data
-from storage.ledger import Ledger
-from storage.parts import read_parts
-from storage.records import Difficulty, Failure, Question
-from storage.schemas import table_to_records
-from storage.views import run_sql
+from branchwise.analysis.difficulty import difficulty_of
+from branchwise.runs.folder import existing_run
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.sources.load import load_data
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.storage.views import run_sql
+from branchwise.types import Difficulty, Failure, Question
 
 READER = {"model": "policy", "protocol": "arena"}
 STAGES = {"1": {"medium": 1}, "2": {"medium": 2, "difficult": 2}}

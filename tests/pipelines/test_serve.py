@@ -12,12 +12,12 @@ import fake_vllm
 import pytest
 import tiny_dataset
 
-from engines.vllm.command import VARIABLE
-from pipelines.cli import main
-from pipelines.serve import served_settings
-from runs.recipe_file import load_recipe
-from storage.manifest import load_manifest
-from storage.parts import read_parts
+from branchwise.cli.command_line import main
+from branchwise.engines.vllm.command import VARIABLE
+from branchwise.pipelines.serve.stage import served_settings
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.storage.manifest import load_manifest
+from branchwise.storage.parts import read_parts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -68,7 +68,15 @@ def test_serve_prints_its_address_and_ends_with_its_server(
     pipe = recipe.parent / "alive"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    command = [sys.executable, "-m", "pipelines.cli", "serve", "--config", str(recipe), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "branchwise",
+        "serve",
+        "--config",
+        str(recipe),
+        "--json",
+    ]
     serving = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import tiny_dataset
 
-from pipelines.cli import parser, run_stage
-from retrieval.http import HttpRetriever
-from runs.factories import open_data, open_index
-from runs.recipe_file import load_recipe
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.retrieval.http_retriever import HttpRetriever
+from branchwise.runs.factories import open_data, open_index
+from branchwise.runs.recipe_file import load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def test_a_served_index_returns_the_results_of_the_local_index(recipe: Path) -> 
     command = [
         sys.executable,
         "-m",
-        "pipelines.cli",
+        "branchwise",
         "serve-index",
         "--config",
         str(recipe),

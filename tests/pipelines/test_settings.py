@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import parser, run_stage
-from pipelines.settings import blocks, page
-from runs.recipe import Recipe
-from runs.record import flat
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.pipelines.settings.stage import blocks, page
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.record import flat
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 RECIPE = Recipe.model_validate({"name": "run", "difficulty": {"stages": {}}})

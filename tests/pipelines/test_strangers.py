@@ -10,8 +10,8 @@ from fake_endpoint import completion, failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from storage.ledger import Ledger
-from storage.parts import read_parts
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.parts import read_parts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -14,17 +14,17 @@ from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import PASSAGES, QUESTIONS, recipe
 
-from agent.protocol import AgentProtocol
-from agent.protocols import PROTOCOLS
-from agent.state import Action, State
-from agent.tags import parse_tag
-from rewards.labels import Label
-from rewards.outcome import Outcome
-from rewards.scheme import RewardScheme
-from rewards.schemes import SCHEMES
-from rewards.settings import SchemeSettings
-from storage.parts import read_parts
-from storage.records import Message, Question
+from branchwise.agent.protocol import AgentProtocol
+from branchwise.agent.protocols import PROTOCOLS
+from branchwise.agent.state import Action, State
+from branchwise.agent.tags import parse_tag
+from branchwise.rewards.labels import Label
+from branchwise.rewards.outcome import Outcome
+from branchwise.rewards.scheme import RewardScheme
+from branchwise.rewards.schemes import SCHEMES
+from branchwise.rewards.settings import SchemeSettings
+from branchwise.storage.parts import read_parts
+from branchwise.types import Message, Question
 
 ANSWERS = ("Paris", "Tokyo", "Yen")
 

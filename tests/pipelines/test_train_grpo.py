@@ -13,15 +13,15 @@ from stages import Ended, Stages
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
-from base.errors import ConfigError
-from pipelines.cli import main
-from runs.evaluation.question_set import check_no_overlap
-from runs.folder import existing_run
-from runs.recipe_file import load_recipe
-from runs.stage import StageContext
-from runs.training.grpo_trainings import dev_questions, rollout_recipe
-from sources.load import load_data
-from training.curves import read_metrics
+from branchwise.base.errors import ConfigError
+from branchwise.cli.command_line import main
+from branchwise.pipelines.train_grpo.planned_trainings import dev_questions, rollout_recipe
+from branchwise.runs.folder import existing_run
+from branchwise.runs.question_set import check_no_overlap
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.stage import StageContext
+from branchwise.sources.load import load_data
+from branchwise.training.curves import read_metrics
 
 ROOT = Path(__file__).parents[2]
 GRPO = {

@@ -14,16 +14,16 @@ from stored_rows import nodes_of, pairs_of
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
-from pipelines.train_rm import build_comparisons
-from rewards.evo_rag.schedule import weights
-from rewards.reward_model.model import RewardModel
-from rewards.settings import REWARDS, EvoRagSettings
-from runs.annotation.reward_model import reward_model_for
-from runs.annotation.tree_growing import LABELLING
-from runs.folder import existing_run
-from runs.recipe import Recipe
-from runs.recipe_checks import find_conflicts
-from training.settings import RewardModelSettings
+from branchwise.pipelines.train_rm.stage import build_comparisons
+from branchwise.rewards.evo_rag.schedule import weights
+from branchwise.rewards.reward_model.model import RewardModel
+from branchwise.rewards.settings import REWARDS, EvoRagSettings
+from branchwise.runs.folder import existing_run
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_checks import find_conflicts
+from branchwise.runs.trained_reward_model import reward_model_for
+from branchwise.runs.tree_growing import LABELLING
+from branchwise.training.settings import RewardModelSettings
 
 ANSWERS = ("Paris", "Tokyo", "Yen", "a long way from here")
 QUERIES = ("Lyon", "Osaka", "capital of France", "Japan", "currency")
@@ -56,7 +56,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def similarity(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the encoder, in a working directory of the test's own, where models are written."""
-    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
+    monkeypatch.setattr("branchwise.rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from command_line import branchwise
 from loopback import serving
 from tiny_dataset import QUESTIONS, recipe
 
-from storage.views import run_sql
+from branchwise.storage.views import run_sql
 
 UNKNOWN = [
     {"id": f"u{n}", "question": text, "answers": [], "answerable": False}

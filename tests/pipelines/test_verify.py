@@ -10,11 +10,11 @@ from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from pipelines.cli import parser, run_stage
-from storage.ledger import Ledger
-from storage.ledger_mark import mark_path
-from storage.manifest import load_manifest, verify_manifest
-from storage.parts import question_ids
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.ledger_mark import mark_path
+from branchwise.storage.manifest import load_manifest, verify_manifest
+from branchwise.storage.parts import question_ids
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from base.errors import ConfigError
-from pipelines.warm_start import warm_part, warm_start
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
-from runs.stage import StageContext
-from sources.load import load_data
-from sources.settings import DataSettings
-from training.examples import StepExample
-from training.training_run import TrainingReport
+from branchwise.base.errors import ConfigError
+from branchwise.pipelines.warm_start.stage import warm_part, warm_start
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.stage import StageContext
+from branchwise.sources.load import load_data
+from branchwise.sources.settings import DataSettings
+from branchwise.training.examples import StepExample
+from branchwise.training.training_run import TrainingReport
 
 
 def test_all_sets_of_a_mix_give_the_same_number_of_questions() -> None:
@@ -134,7 +134,7 @@ def learned(
         asked.extend(example.question_id for example in examples)
         return TrainingReport("warm-start", len(examples), 0, 0, 0.0)
 
-    monkeypatch.setattr("pipelines.warm_start.train_on_steps", train)
+    monkeypatch.setattr("branchwise.pipelines.warm_start.stage.train_on_steps", train)
     totals = warm_start(StageContext(recipe, folder / "run", limit=limit)).totals
     return asked, totals["counts"]
 

@@ -20,17 +20,24 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from agent.reasonrag import ReasonRAG
-from agent.state import State
-from engines.embedded.openvino import embedded_engine
-from engines.endpoint.openai import OpenAIEngine
-from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Structure
-from engines.settings import ModelSettings
-from engines.vllm.command import installed_vllm
-from engines.vllm.engine import KEY_VARIABLE, VllmEngine
-from engines.vllm.weights import served_digest
-from storage.parts import read_parts
-from storage.records import Message
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.state import State
+from branchwise.engines.embedded.openvino import embedded_engine
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.sampling import (
+    CallIdentity,
+    Completion,
+    Engine,
+    SampleRequest,
+    Sampling,
+    Structure,
+)
+from branchwise.engines.settings import ModelSettings
+from branchwise.engines.vllm.command import installed_vllm
+from branchwise.engines.vllm.served_weights import served_digest
+from branchwise.engines.vllm.vllm_engine import KEY_VARIABLE, VllmEngine
+from branchwise.storage.parts import read_parts
+from branchwise.types import Message
 
 pytestmark = pytest.mark.vllm
 
@@ -299,7 +306,7 @@ def branchwise(stage: str, run: Path, cache: Path) -> dict[str, Any]:
     config = str(REPOSITORY / "configs" / "atlas.yaml")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pipelines.cli", stage, "--config", config),
+            *(sys.executable, "-m", "branchwise", stage, "--config", config),
             *("--run", str(run), "--json", *words),
         ],
         cwd=run.parents[1],

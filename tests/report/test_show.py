@@ -6,9 +6,9 @@ import networkx
 import pytest
 from report_run import HOSTILE, a_run_with_report
 
-from base.errors import ConfigError
-from pipelines.cli import parser, run_stage
-from storage.views import connect, rows_of, run_sql, tree_graph
+from branchwise.base.errors import ConfigError
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.storage.views import connect, rows_of, run_sql, tree_graph
 
 
 @pytest.fixture(scope="module")

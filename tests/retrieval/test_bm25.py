@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from base.errors import ConfigError
-from retrieval.bm25 import Bm25Retriever, build_bm25, tokenize
-from retrieval.passages import corpus_hash, in_index_order, top_k_rows
-from storage.records import Passage
+from branchwise.base.errors import ConfigError
+from branchwise.retrieval.bm25 import Bm25Retriever, build_bm25, tokenize
+from branchwise.retrieval.passages import corpus_hash, in_index_order, top_k_rows
+from branchwise.types import Passage
 
 TEXTS = ["red fox", "red red hen", "blue hen", "green"]
 

@@ -10,11 +10,11 @@ import pytest
 from damage import HARMS, Harm, flipped
 from dense_extra import needs_dense
 
-from retrieval.encoder import Vectors
-from retrieval.index import open_retriever
-from retrieval.settings import RetrievalSettings
-from storage.file_seal import SEAL
-from storage.records import Passage, RetrievedPassage
+from branchwise.retrieval.encoder import Vectors
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.storage.file_seal import SEAL
+from branchwise.types import Passage, RetrievedPassage
 
 WORDS = ["red", "green", "blue", "fox", "hen", "wolf", "river", "hill"]
 QUERIES = [*WORDS, "red fox", "a green hill by the blue river"]
@@ -41,7 +41,7 @@ class WordCounts:
 
 @pytest.fixture(autouse=True)
 def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrieval.encoder.Encoder", WordCounts)
+    monkeypatch.setattr("branchwise.retrieval.encoder.Encoder", WordCounts)
 
 
 def found(kind: str, cache: Path, said: list[str]) -> list[list[RetrievedPassage]]:

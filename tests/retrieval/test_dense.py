@@ -9,12 +9,12 @@ from dense_extra import needs_dense
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from base.errors import ConfigError
-from retrieval import encoder as encoder_module
-from retrieval.encoder import Encoder, Encoding, encoding_of, require_dense_extra
-from retrieval.index import open_retriever
-from retrieval.settings import DenseSettings, RetrievalSettings
-from storage.records import Passage
+from branchwise.base.errors import ConfigError
+from branchwise.retrieval import encoder as encoder_module
+from branchwise.retrieval.encoder import Encoder, Encoding, encoding_of, require_dense_extra
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.settings import DenseSettings, RetrievalSettings
+from branchwise.types import Passage
 
 CORPUS = [
     Passage(id="cat", title="Cats", text="A small feline that purrs."),
@@ -29,7 +29,7 @@ CORPUS = [
     rows=st.lists(st.sampled_from([-1, 0, 1, 2]), min_size=1, max_size=40), top_k=st.integers(1, 9)
 )
 def test_nearest_orders_ties_by_row(rows: list[int], top_k: int) -> None:
-    from retrieval.dense import nearest
+    from branchwise.retrieval.dense import nearest
 
     vectors = np.array([[row, 1] for row in rows], dtype=np.float32)
     found, scores = nearest(vectors, np.array([1, 0], dtype=np.float32), top_k)

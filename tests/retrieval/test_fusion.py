@@ -2,8 +2,8 @@
 
 import pytest
 
-from retrieval.interface import FusionRetriever, fuse
-from storage.records import RetrievedPassage
+from branchwise.retrieval.interface import FusionRetriever, fuse
+from branchwise.types import RetrievedPassage
 
 
 def ranking(ids: str) -> list[RetrievedPassage]:

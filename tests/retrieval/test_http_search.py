@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import listening
 
-from base.errors import RetrievalError
-from base.text import digest_of
-from retrieval.http import HttpRetriever, join_contents, split_contents
-from retrieval.index import open_retriever
-from retrieval.server import serving
-from retrieval.settings import RetrievalSettings
-from storage.records import Passage
+from branchwise.base.errors import RetrievalError
+from branchwise.base.text import digest_of
+from branchwise.retrieval.http_retriever import HttpRetriever, join_contents, split_contents
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.index_server import serving
+from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.types import Passage
 
 CORPUS = [
     Passage(id="a", title='The "Ada" story', text="wrote\nthe first program"),

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from scripted_engine import ScriptedRetriever
 
-from base.errors import ConfigError, StorageError
-from retrieval import index
-from retrieval.index import open_retriever
-from retrieval.interface import CachedRetriever
-from retrieval.passages import corpus_hash
-from retrieval.settings import RetrievalSettings
-from storage.records import Passage, RetrievedPassage
+from branchwise.base.errors import ConfigError, StorageError
+from branchwise.retrieval import index
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.interface import CachedRetriever
+from branchwise.retrieval.passages import corpus_hash
+from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.types import Passage, RetrievedPassage
 
 CORPUS = [
     Passage(id="a", title="Ada", text="wrote the first program"),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from dense_extra import needs_dense
 
-from retrieval import encoder as encoder_module
-from retrieval.encoder import QuerySimilarity, Vectors
-from retrieval.settings import DenseSettings
+from branchwise.retrieval import encoder as encoder_module
+from branchwise.retrieval.encoder import QuerySimilarity, Vectors
+from branchwise.retrieval.settings import DenseSettings
 
 VECTORS = {
     "east": (2, 0),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_records import a_question
 
-from rewards.answers import (
+from branchwise.rewards.answers import (
     contains,
     cover_em,
     exact_match,
@@ -18,7 +18,7 @@ from rewards.answers import (
     strict_form,
     supporting_recall,
 )
-from rewards.outcome import AnswerScores
+from branchwise.rewards.outcome import AnswerScores
 
 TEXT = st.text(alphabet="aAnthe ,.-_'!0123ßéİ\t\n", max_size=24)
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_rollouts import GOLDS, POLICY, TEXT
 
-from agent.segments import Segment
-from rewards.arena import ArenaSettings, arena_outcome
-from rewards.outcome import Outcome, Verdicts
+from branchwise.agent.segments import Segment
+from branchwise.rewards.arena import ArenaSettings, arena_outcome
+from branchwise.rewards.outcome import Outcome, Verdicts
 
 
 def reply(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from random_rollouts import CORRECTION, GOLDS, OPENING, TEXT, rewritten, segments_of
 
-from agent.segments import AUTOREFINE, EVAL_RAR, SEARCH_R1, SearchTags, Segment
-from rewards.eval_rar import EvalRarSettings, eval_rar_outcome, final_answer
-from rewards.outcome import Verdicts
+from branchwise.agent.segments import AUTOREFINE, EVAL_RAR, SEARCH_R1, SearchTags, Segment
+from branchwise.rewards.eval_rar import EvalRarSettings, eval_rar_outcome, final_answer
+from branchwise.rewards.outcome import Verdicts
 
 INFORMATION = (
     "\n\n<information>Doc 1(Title: M. Keller) She died on 22 April 1894.</information>\n\n"

@@ -4,8 +4,8 @@ import pytest
 from evo_world import step
 from sample_records import a_question
 
-from agent.state import Step
-from rewards.evo_rag.steps import (
+from branchwise.agent.state import Step
+from branchwise.rewards.evo_rag.steps import (
     EpisodeRewards,
     Gold,
     StepContext,
@@ -16,7 +16,7 @@ from rewards.evo_rag.steps import (
     sub_query_overlap,
     sufficient_by_gold,
 )
-from rewards.settings import REWARDS, EvoRagSettings
+from branchwise.rewards.settings import REWARDS, EvoRagSettings
 
 GOLD = Gold(("Paris",), answerable=True, documents=frozenset({"lyon", "france"}))
 UNKNOWN = Gold(("Paris",), answerable=True, documents=None)

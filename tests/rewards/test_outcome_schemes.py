@@ -6,18 +6,18 @@ import pytest
 from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine
 
-from agent.environment import Environment
-from agent.protocols import protocol_of
-from annotation.grower import grow
-from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, tree_rows
-from annotation.settings import PairSettings
-from engines.sampling import Sampling
-from rewards.scheme import RewardScheme
-from rewards.schemes import scheme_of
-from runs.recipe import Recipe
-from runs.recipe_checks import find_conflicts
-from storage.records import Paragraph
+from branchwise.agent.environment import Environment
+from branchwise.agent.protocols import protocol_of
+from branchwise.annotation.grower import grow
+from branchwise.annotation.pairs import sibling_pairs
+from branchwise.annotation.records import Provenance, tree_rows
+from branchwise.annotation.settings import PairSettings
+from branchwise.engines.sampling import Sampling
+from branchwise.rewards.scheme import RewardScheme
+from branchwise.rewards.schemes import scheme_of
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_checks import find_conflicts
+from branchwise.types import Paragraph
 
 QUESTION = a_question(
     question="Where?",

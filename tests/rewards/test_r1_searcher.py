@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from random_rollouts import GOLDS, OPENING, TEXT, rewritten, segments_of
 
-from agent.segments import Segment
-from rewards.outcome import Verdicts
-from rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
+from branchwise.agent.segments import Segment
+from branchwise.rewards.outcome import Verdicts
+from branchwise.rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
 
 BLOCK = "\n\n<|begin_of_documents|>\n(1) Orsk: founded by Ilya Brandt.\n<|end_of_documents|>\n\n"
 QUERY = "<|begin_of_query|> Orsk founder <|end_of_query|>"

@@ -10,12 +10,12 @@ from evo_world import GOLD, Grove, rewards, step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.state import Step
-from rewards.evo_rag.returns import label_returns
-from rewards.evo_rag.steps import EpisodeRewards, Gold
-from rewards.labels import Label, gap
-from rewards.settings import REWARDS
-from storage.records import Component
+from branchwise.agent.state import Step
+from branchwise.rewards.evo_rag.returns import label_returns
+from branchwise.rewards.evo_rag.steps import EpisodeRewards, Gold
+from branchwise.rewards.labels import Label, gap
+from branchwise.rewards.settings import REWARDS
+from branchwise.types import Component
 
 FINDS, MISSES = step("search", "Lyon", "lyon"), step("search", "Osaka", "osaka")
 RIGHT, WRONG = step("answer", "Paris"), step("answer", "Rome")

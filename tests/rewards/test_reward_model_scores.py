@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.state import Action, State, Step
-from base.errors import BranchwiseError, ConfigError
-from rewards.evo_rag.schedule import Weights, weights
-from rewards.reward_model import model as reward_model
-from rewards.reward_model.heads import Heads
-from rewards.reward_model.model import RewardModel, prefix_of, reward_model_digest, stored_encoder
-from rewards.settings import REWARDS, EvoRagSettings
-from storage.records import Message
-from weights.embedding import Prefix
+from branchwise.agent.state import Action, State, Step
+from branchwise.base.errors import BranchwiseError, ConfigError
+from branchwise.modeling.embedding import Prefix
+from branchwise.rewards.evo_rag.schedule import Weights, weights
+from branchwise.rewards.reward_model import model as reward_model
+from branchwise.rewards.reward_model.heads import Heads
+from branchwise.rewards.reward_model.model import (
+    RewardModel,
+    prefix_of,
+    reward_model_digest,
+    stored_encoder,
+)
+from branchwise.rewards.settings import REWARDS, EvoRagSettings
+from branchwise.types import Message
 
 SETTINGS = EvoRagSettings(stage="discovery")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.evo_rag.schedule import weights
-from rewards.settings import REWARDS, EvoRagSettings
+from branchwise.rewards.evo_rag.schedule import weights
+from branchwise.rewards.settings import REWARDS, EvoRagSettings
 
 PAPER = """
 Retrieval Bonus           2.0  1.0  1.0  0.5

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sample_records import a_node, a_question, a_rollout
 
-from rewards.settings import Estimator, SpreSettings
-from rewards.spre import label_tree, trajectory_digest
-from runs.recipe import Recipe
-from storage.records import Rollout, TreeNode
+from branchwise.rewards.settings import Estimator, SpreSettings
+from branchwise.rewards.spre import label_tree, trajectory_digest
+from branchwise.runs.recipe import Recipe
+from branchwise.types import Rollout, TreeNode
 
 GOLD = ("France",)
 QUESTION = a_question(answers=GOLD)

@@ -11,11 +11,11 @@ from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from tiny_dataset import recipe
 
-from mcts import Expansion, Node, SearchSettings, sample_chains, search
-from runs.cost_bounds import tree_calls
-from runs.costs import expected_sum
-from storage.call_history import calls_per_second
-from storage.ledger import Ledger
+from branchwise.mcts import Expansion, Node, SearchSettings, sample_chains, search
+from branchwise.runs.cost_bounds import tree_calls
+from branchwise.runs.costs import expected_sum
+from branchwise.storage.call_history import calls_per_second
+from branchwise.storage.ledger import Ledger
 
 PRICE = {"input": 1.0, "output": 4.0}
 

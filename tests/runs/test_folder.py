@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from base.errors import ConfigError
-from runs.folder import existing_run, open_run
-from runs.recipe import Recipe
-from runs.record import read_record
+from branchwise.base.errors import ConfigError
+from branchwise.runs.folder import existing_run, open_run
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.record import read_record
 
 
 def recipe(**blocks: Any) -> Recipe:

@@ -12,16 +12,17 @@ from fake_endpoint import FakeEndpoint
 from sample_records import a_pair
 from tiny_dataset import PASSAGES, QUESTIONS, recipe, write_rows
 
-import agent.reasonrag
-from base.errors import ConfigError
-from pipelines.proguide import to_proguide
-from runs.annotation.commit import Committer
-from runs.annotation.stored_trees import pairs_of, pairs_table
-from runs.folder import existing_run, open_run
-from runs.inputs import model_digest
-from runs.recipe import Recipe
-from storage.ledger import Ledger
-from storage.parts import question_ids, read_parts
+from branchwise.agent import protocol
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.base.errors import ConfigError
+from branchwise.pipelines.annotate.commit import Committer
+from branchwise.runs.annotated_trees import pairs_of, pairs_table
+from branchwise.runs.folder import existing_run, open_run
+from branchwise.runs.inputs import model_digest
+from branchwise.runs.proguide import to_proguide
+from branchwise.runs.recipe import Recipe
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.parts import question_ids, read_parts
 
 PAIR = to_proguide(a_pair()).model_dump()
 
@@ -43,8 +44,8 @@ def rows(path: Path, records: list[dict[str, Any]], **changes: str) -> None:
 
 
 def other_prompt(patch: pytest.MonkeyPatch) -> None:
-    edited = dict.fromkeys(agent.reasonrag.ReasonRAG().prompts, "Be brief.")
-    patch.setattr(agent.protocol, "load_prompts", lambda _: edited)
+    edited = dict.fromkeys(ReasonRAG().prompts, "Be brief.")
+    patch.setattr(protocol, "load_prompts", lambda _: edited)
 
 
 @pytest.mark.parametrize(

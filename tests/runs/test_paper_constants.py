@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from base.plain_yaml import parse_yaml
-from runs.recipe_file import load_recipe
+from branchwise.base.plain_yaml import parse_yaml
+from branchwise.runs.recipe_file import load_recipe
 
 TABLE = Path(__file__).parent / "paper_constants.yaml"
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*-paper.yaml"))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.protocols import protocol_of
-from pipelines.cli import parser, run_stage
-from rewards.schemes import scheme_of
-from runs.recipe_file import load_recipe
+from branchwise.agent.protocols import protocol_of
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.rewards.schemes import scheme_of
+from branchwise.runs.recipe_file import load_recipe
 
 PASSAGES = [{"id": "p1", "title": "Lyon", "text": "Lyon is a city in France."}]
 

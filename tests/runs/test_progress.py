@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from runs.progress import Progress
-from runs.terminal import Terminal
-from storage.ledger_rows import Totals
+from branchwise.runs.progress import Progress
+from branchwise.runs.terminal import Terminal
+from branchwise.storage.ledger_rows import Totals
 
 
 @pytest.fixture

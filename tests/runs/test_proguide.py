@@ -9,16 +9,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sample_records import a_pair
 
-from agent.tags import content_of
-from base.errors import ConfigError
-from pipelines.proguide import (
+from branchwise.agent.tags import content_of
+from branchwise.base.errors import ConfigError
+from branchwise.runs.proguide import (
     ProGuideRecord,
     from_proguide,
     read_proguide,
     to_proguide,
     write_proguide,
 )
-from storage.records import Message, Pair, pair_id
+from branchwise.types import Message, Pair, pair_id
 
 TAGS = {
     "query": "Query Generation",
@@ -179,7 +179,7 @@ def test_content_is_the_first_tag_of_the_preferred_kind() -> None:
 
 
 def test_imported_pairs_can_be_stored_in_the_pairs_table() -> None:
-    from storage.schemas import PAIRS, rows_to_table, table_to_records
+    from branchwise.storage.schemas import PAIRS, rows_to_table, table_to_records
 
     pair = from_proguide(to_proguide(a_pair()))
     assert table_to_records(rows_to_table([pair], PAIRS, "r"), Pair) == [pair]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from base.errors import ConfigError
-from rewards.settings import EvoRagSettings
-from runs.factories import engine_for
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
+from branchwise.base.errors import ConfigError
+from branchwise.rewards.settings import EvoRagSettings
+from branchwise.runs.factories import engine_for
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVO = "name: x\nrewards: {scheme: evo-rag}\nagent: {protocol: evo-rag}"
@@ -259,7 +259,7 @@ def test_a_digest_covers_only_the_named_blocks(tmp_path: Path) -> None:
 def test_missing_packages_of_dense_retrieval_are_reported_with_other_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrieval.encoder.find_spec", lambda name: None)
+    monkeypatch.setattr("branchwise.retrieval.encoder.find_spec", lambda name: None)
     told = problems(tmp_path, "name: x\nretrieval: {kind: dense}\npolicy: {engine: openai}\n")
     assert "faiss" in told
     assert "EXTRAS=dense" in told
@@ -298,7 +298,7 @@ def test_the_embedded_engine_gets_batch_and_cache_limits_of_the_recipe(
 ) -> None:
     given: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "engines.embedded.openvino.embedded_engine",
+        "branchwise.engines.embedded.openvino.embedded_engine",
         lambda model, log, **limits: given.append(limits),
     )
     recipe = Recipe.model_validate(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.suppression import simulate_suppression
-from runs.curriculum.report import settings_of
-from runs.recipe_file import load_recipe
+from branchwise.analysis.suppression import simulate_suppression
+from branchwise.runs.curriculum.cycle_report import settings_of
+from branchwise.runs.recipe_file import load_recipe
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = [path for path in sorted(CONFIGS.glob("*.yaml")) if "scheme: evo-rag" in path.read_text()]

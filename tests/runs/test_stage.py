@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from runs.recipe import LimitSettings
-from runs.stage import INTERRUPTED, STOPPING, Gate
+from branchwise.runs.recipe import LimitSettings
+from branchwise.runs.stage import INTERRUPTED, STOPPING, Gate
 
 
 def test_the_first_signal_closes_the_gate_and_the_second_aborts() -> None:

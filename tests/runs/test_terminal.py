@@ -8,8 +8,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.cli import json_line
-from runs.terminal import Terminal
+from branchwise.cli.command_line import json_line
+from branchwise.runs.terminal import Terminal
 
 ESCAPE = "\x1b[2J\x9b31m\u202e\x85[bold]:smile:[/]"
 SHOWN = r"\x1b[2J\x9b31m\u202e\x85[bold]:smile:[/]"

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 from sample_records import a_pair, a_question
 
-from base.errors import ConfigError
-from engines.settings import ModelSettings
-from engines.vllm.weights import served_digest
-from pipelines import train_grpo
-from pipelines.cli import parser, run_stage
-from runs.folder import existing_run, open_run
-from runs.recipe import Recipe
-from runs.stage import StageContext
-from runs.training.grpo_trainings import with_stage
-from runs.training.start import trained_folder, training_data_provenance
-from storage.manifest import add_parts
-from storage.parts import write_part
-from storage.schemas import rows_to_table, schema_of
-from weights.policy_files import policy_digest, policy_files
+from branchwise.base.errors import ConfigError
+from branchwise.cli.command_line import parser, run_stage
+from branchwise.engines.settings import ModelSettings
+from branchwise.engines.vllm.served_weights import served_digest
+from branchwise.pipelines.train_grpo import stage as train_grpo
+from branchwise.pipelines.train_grpo.planned_trainings import with_stage
+from branchwise.runs.folder import existing_run, open_run
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.stage import StageContext
+from branchwise.runs.training_start import trained_folder, training_data_provenance
+from branchwise.storage.manifest import add_parts
+from branchwise.storage.parts import write_part
+from branchwise.storage.schemas import rows_to_table, schema_of
+from branchwise.weights.policies import policy_digest, policy_files
 
 
 def write_run_of_policy(run: Path, model: str, digest: str, engine: str = "openvino") -> None:
@@ -41,7 +41,7 @@ def dry_run_training(run: Path, start: str, stage: str, *more: str) -> int:
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Files of two policies, which are never loaded."""
-    monkeypatch.setattr("runs.preflight.check_embedded", lambda files: None)
+    monkeypatch.setattr("branchwise.runs.preflight.check_embedded", lambda files: None)
     for name in ("ours", "other"):
         (tmp_path / f"{name}.gguf").write_bytes(name.encode())
     return str(tmp_path / "ours.gguf"), str(tmp_path / "other.gguf")
@@ -237,9 +237,13 @@ def test_a_policy_and_a_reward_model_cannot_use_the_same_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("runs.training.start.model_folder", lambda run, name: tmp_path / name)
-    monkeypatch.setattr("pipelines.train_rm.build_comparisons", lambda *_: (None, None))
-    monkeypatch.setattr("pipelines.train_rm.labels_of", lambda *_: None)
+    monkeypatch.setattr(
+        "branchwise.runs.training_start.model_folder", lambda run, name: tmp_path / name
+    )
+    monkeypatch.setattr(
+        "branchwise.pipelines.train_rm.stage.build_comparisons", lambda *_: (None, None)
+    )
+    monkeypatch.setattr("branchwise.pipelines.train_rm.stage.labels_of", lambda *_: None)
     write_run_of_policy(tmp_path / "run", "served", "a1b2", "openai")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "training.json").write_text(json.dumps({"kind": held}))

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from storage.parts import read_parts
-from storage.records import Pair, Prediction
-from storage.schemas import table_to_records
-from training.curves import read_metrics
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.training.curves import read_metrics
+from branchwise.types import Pair, Prediction
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOOPBACK_ONLY = REPOSITORY / "tests" / "support" / "loopback_only"
@@ -128,7 +128,7 @@ def branchwise(
     config = str(REPOSITORY / "configs" / f"{config}.yaml")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pipelines.cli", stage, "--config", config),
+            *(sys.executable, "-m", "branchwise", stage, "--config", config),
             *("--run", str(run), "--json", *settings),
         ],
         cwd=folder,

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from sources.atlas import build_corpus, build_questions
-from sources.atlas.facts import load_facts
-from sources.settings import Split
-from sources.splits import split_of
-from storage.records import Passage, Question
+from branchwise.sources.atlas import build_corpus, build_questions
+from branchwise.sources.atlas.facts import load_facts
+from branchwise.sources.settings import Split
+from branchwise.sources.splits import split_of
+from branchwise.types import Passage, Question
 
 PARTS: tuple[Split, ...] = ("warm", "train", "dev", "test")
 SHARED = {"yes", "no"}

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_dataset import write_rows
 
-from base.errors import ConfigError
-from base.faults import Faults
-from sources.corpus import Corpus, load_corpus
-from sources.documents import cut
-from storage.records import Paragraph, Question
+from branchwise.base.errors import ConfigError
+from branchwise.base.faults import Faults
+from branchwise.sources.corpus import Corpus, load_corpus
+from branchwise.sources.documents import cut
+from branchwise.types import Paragraph, Question
 
 
 def passage(name: str, text: str, title: str = "T") -> dict[str, str]:

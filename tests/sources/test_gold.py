@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sources.gold import resolve_gold
-from storage.records import Paragraph, Passage, Question
+from branchwise.sources.gold import resolve_gold
+from branchwise.types import Paragraph, Passage, Question
 
 CORPUS = [
     Passage(id="a", title="Island", text="A film by Kim."),

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 from tiny_dataset import write_rows
 
-from base.errors import ConfigError
-from sources.load import Data, load_data, load_split, unanswerable
-from sources.settings import DataSettings, SetSettings
-from sources.splits import split_of
+from branchwise.base.errors import ConfigError
+from branchwise.sources.load import Data, load_data, load_split, unanswerable
+from branchwise.sources.settings import DataSettings, SetSettings
+from branchwise.sources.splits import split_of
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_records import a_question
 
-from sources.jsonl import QuestionLine, line_of
-from storage.records import Paragraph
+from branchwise.sources.jsonl import QuestionLine, line_of
+from branchwise.types import Paragraph
 
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_dataset import write_rows
 
-from base.errors import ConfigError
-from base.faults import Faults
-from base.text import composed, map_texts
-from sources.files import parse_object, read_rows
-from sources.readers import LICENCES, read_set
-from storage.records import Question
+from branchwise.base.errors import ConfigError
+from branchwise.base.faults import Faults
+from branchwise.base.text import composed, map_texts
+from branchwise.sources.files import parse_object, read_rows
+from branchwise.sources.readers import LICENCES, read_set
+from branchwise.types import Question
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_dataset import write_rows
 
-from base.errors import ConfigError
-from rewards.answers import guessable
-from sources.load import Data, load_data
-from sources.readers import read_set
-from sources.reading import ReadingRow
-from sources.settings import DataSettings, SetSettings
-from sources.splits import repeated_questions
-from storage.records import Question
+from branchwise.base.errors import ConfigError
+from branchwise.rewards.answers import guessable
+from branchwise.sources.load import Data, load_data
+from branchwise.sources.passage_questions import ReadingRow
+from branchwise.sources.readers import read_set
+from branchwise.sources.settings import DataSettings, SetSettings
+from branchwise.sources.splits import repeated_questions
+from branchwise.types import Question
 
 ALDER = "The Alder rises on the moor. It meets the Tamar at Gunnislake."
 BIRCH = "The Birch is a stream that a mill was built on in the year 1802."

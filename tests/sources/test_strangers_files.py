@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_dataset import write_rows
 
-from base.errors import ConfigError
-from base.faults import Faults
-from sources.corpus import load_corpus
-from sources.files import read_rows
-from sources.load import load_data
-from sources.readers import read_set
-from sources.settings import DataSettings
-from storage.records import Question
+from branchwise.base.errors import ConfigError
+from branchwise.base.faults import Faults
+from branchwise.sources.corpus import load_corpus
+from branchwise.sources.files import read_rows
+from branchwise.sources.load import load_data
+from branchwise.sources.readers import read_set
+from branchwise.sources.settings import DataSettings
+from branchwise.types import Question
 
 QUESTION = {"id": "q1", "question": "Capital of France?", "answers": ["Paris"]}
 LINES = "".join(json.dumps({**QUESTION, "id": f"q{n}"}) + "\n" for n in range(3)).encode()

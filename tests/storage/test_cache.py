@@ -15,10 +15,10 @@ from damage import HARMS, Harm, fifo, flipped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from base.errors import ConfigError, StorageError
-from storage import file_seal
-from storage.cache import cache_folder, cache_section, get_or_build
-from storage.file_seal import SEAL, file_fault, seal_file
+from branchwise.base.errors import ConfigError, StorageError
+from branchwise.storage import file_seal
+from branchwise.storage.cache import cache_folder, cache_section, get_or_build
+from branchwise.storage.file_seal import SEAL, file_fault, seal_file
 
 SMALL = {"one.npy": b"first" * 20, "deeper/two.json": b'{"k": [1, 2]}', "empty": b""}
 
@@ -121,7 +121,7 @@ def test_an_entry_is_verified_once_per_process(
 def test_a_kill_while_building_leaves_no_entry(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from storage.cache import get_or_build\n"
+        "from branchwise.storage.cache import get_or_build\n"
         "def build(new):\n"
         "    (new / 'half').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

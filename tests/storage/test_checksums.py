@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_records import a_call
 
-from base.errors import StorageError
-from storage.ledger import Ledger, drop_damaged
-from storage.ledger_check import LEDGER_VERSION, check
-from storage.ledger_rows import CALL_COLUMNS, Call, checksum, packed, sound, unpacked
+from branchwise.base.errors import StorageError
+from branchwise.storage.ledger import Ledger, drop_damaged
+from branchwise.storage.ledger_check import LEDGER_VERSION, check
+from branchwise.storage.ledger_rows import CALL_COLUMNS, Call, checksum, packed, sound, unpacked
 
 CALL = a_call(
     text="<answer>Lyon</answer>",

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from sample_records import a_call
 
-from base.errors import ConfigError, StorageError
-from storage.ledger import Ledger, StoredKeys
-from storage.ledger_check import LEDGER_VERSION
-from storage.ledger_rows import Totals
+from branchwise.base.errors import ConfigError, StorageError
+from branchwise.storage.ledger import Ledger, StoredKeys
+from branchwise.storage.ledger_check import LEDGER_VERSION
+from branchwise.storage.ledger_rows import Totals
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -86,7 +86,7 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from dataclasses import replace
-from storage.ledger import Ledger
+from branchwise.storage.ledger import Ledger
 from test_ledger import CALL
 
 async def main():
@@ -121,8 +121,8 @@ FULL_DISK = """
 import asyncio, resource, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from base.errors import StorageError
-from storage.ledger import Ledger
+from branchwise.base.errors import StorageError
+from branchwise.storage.ledger import Ledger
 from test_ledger import CALL
 
 async def main():

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from sample_records import a_call
 
-from base.errors import StorageError
-from storage.ledger import Ledger
-from storage.ledger_check import check
-from storage.ledger_mark import mark_path
-from storage.ledger_rows import Call
+from branchwise.base.errors import StorageError
+from branchwise.storage.ledger import Ledger
+from branchwise.storage.ledger_check import check
+from branchwise.storage.ledger_mark import mark_path
+from branchwise.storage.ledger_rows import Call
 
 
 def calls(number: int) -> list[Call]:

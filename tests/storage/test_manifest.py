@@ -8,17 +8,17 @@ import pyarrow.parquet as pq
 import pytest
 from sample_records import a_node, a_pair
 
-from base.errors import StorageError
-from storage.manifest import (
+from branchwise.base.errors import StorageError
+from branchwise.storage.manifest import (
     Manifest,
     PartInfo,
     add_parts,
     load_manifest,
     verify_manifest,
 )
-from storage.parts import question_ids, read_parts, write_part
-from storage.records import Pair, TreeNode
-from storage.schemas import PAIRS, TREES, rows_to_table, table_to_records
+from branchwise.storage.parts import question_ids, read_parts, write_part
+from branchwise.storage.schemas import PAIRS, TREES, rows_to_table, table_to_records
+from branchwise.types import Pair, TreeNode
 
 
 def _trees(*nodes: TreeNode) -> pa.Table:

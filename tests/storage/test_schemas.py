@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_records import a_node
 
-from base.errors import StorageError
-from base.text import replace_surrogates
-from storage.records import (
+from branchwise.base.errors import StorageError
+from branchwise.base.text import replace_surrogates
+from branchwise.storage.schemas import SCHEMAS, TREES, rows_to_table, table_to_records
+from branchwise.types import (
     SCHEMA_VERSION,
     Failure,
     FreshRollouts,
@@ -24,7 +25,6 @@ from storage.records import (
     Small,
     TreeNode,
 )
-from storage.schemas import SCHEMAS, TREES, rows_to_table, table_to_records
 
 TEXT = st.text(max_size=12)  # no surrogates, everything else: NUL, right-to-left, emoji
 FLOAT = st.floats(allow_nan=False, width=32)

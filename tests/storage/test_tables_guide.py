@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.schemas import SCHEMAS
+from branchwise.storage.schemas import SCHEMAS
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "tables.md"
 

@@ -7,12 +7,12 @@ import duckdb
 import pytest
 from sample_records import a_node, a_pair, a_question
 
-from base.errors import ConfigError, StorageError
-from base.memory import out_of_memory_message
-from storage.manifest import add_parts
-from storage.parts import write_part
-from storage.schemas import PAIRS, QUESTIONS, TREES, rows_to_table
-from storage.views import PART_ROWS, canned_queries, connect, query, run_sql
+from branchwise.base.errors import ConfigError, StorageError
+from branchwise.base.memory import out_of_memory_message
+from branchwise.storage.manifest import add_parts
+from branchwise.storage.parts import write_part
+from branchwise.storage.schemas import PAIRS, QUESTIONS, TREES, rows_to_table
+from branchwise.storage.views import PART_ROWS, canned_queries, connect, query, run_sql
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_query_that_needs_too_much_memory_is_refused(
 ) -> None:
     setting = "SELECT current_setting('memory_limit')"
     assert run_sql(run, setting).rows != tuple(duckdb.connect().execute(setting).fetchall())
-    monkeypatch.setattr("storage.views.MEMORY_LIMIT", "20MB")
+    monkeypatch.setattr("branchwise.storage.views.MEMORY_LIMIT", "20MB")
     with pytest.raises(ConfigError, match="more than 20MB of this machine's memory") as refused:
         run_sql(run, "SELECT list(range) FROM range(10000000)")
     assert out_of_memory_message(refused.value) is None

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipelines.cli import parser, run_stage
+from branchwise.cli.command_line import parser, run_stage
 
 
 def branchwise(stage: str, config: Path, run: Path, *more: object) -> int:

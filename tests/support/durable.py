@@ -16,11 +16,11 @@ from loopback import serving
 from stages import Ended, Running, Stages
 from tiny_dataset import policy, recipe
 
-from engines.sampling import derived_seed
-from storage.manifest import load_manifest, verify_manifest
-from storage.parts import read_parts
+from branchwise.engines.sampling import derived_seed
+from branchwise.storage.manifest import load_manifest, verify_manifest
+from branchwise.storage.parts import read_parts
 
-SMALL_PARTS = {"runs.annotation.commit.QUESTIONS_A_PART": 2}
+SMALL_PARTS = {"branchwise.pipelines.annotate.commit.QUESTIONS_A_PART": 2}
 """Makes six questions be committed in three parts."""
 
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from engines.endpoint.openai import OpenAIEngine
-from engines.endpoint.retry import RetryPolicy
-from engines.sampling import CallIdentity, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from storage.records import Message
+from branchwise.engines.endpoint.openai import OpenAIEngine
+from branchwise.engines.endpoint.retry import RetryPolicy
+from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
+from branchwise.engines.settings import ModelSettings
+from branchwise.types import Message
 
 KEY_VARIABLE = "TEST_KEY"
 REQUEST = SampleRequest(

@@ -6,9 +6,9 @@ from typing import Any
 from evo_world import step
 from sample_records import a_prediction
 
-from agent.state import State
-from evaluation.scoring import trajectory_json
-from storage.records import Prediction
+from branchwise.agent.state import State
+from branchwise.evaluation.prediction_scoring import trajectory_json
+from branchwise.types import Prediction
 
 
 def an_answer(

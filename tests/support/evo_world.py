@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.evo_rag import EvoRAG
-from agent.state import Action, State, Step
-from engines.sampling import Engine
-from rewards.evo_rag.scheme import EvoRag
-from rewards.evo_rag.steps import EpisodeRewards, Gold
-from rewards.settings import EvoRagSettings
-from runs.recipe import Recipe
-from storage.records import RetrievedPassage, TreeNode
+from branchwise.agent.evo_rag import EvoRAG
+from branchwise.agent.state import Action, State, Step
+from branchwise.engines.sampling import Engine
+from branchwise.rewards.evo_rag.scheme import EvoRag
+from branchwise.rewards.evo_rag.steps import EpisodeRewards, Gold
+from branchwise.rewards.settings import EvoRagSettings
+from branchwise.runs.recipe import Recipe
+from branchwise.types import RetrievedPassage, TreeNode
 
 PROTOCOL = EvoRAG()
 GOLD = Gold(("Paris",), answerable=True, documents=frozenset({"lyon"}))

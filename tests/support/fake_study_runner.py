@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli import parser
-from runs.recipe_file import load_recipe
-from runs.stage import StageContext
-from runs.studies.study_runner import StudyRunner
-from runs.terminal import Terminal
+from branchwise.cli.command_line import parser
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.stage import StageContext
+from branchwise.runs.studies.study_runner import StudyRunner
+from branchwise.runs.terminal import Terminal
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from training import training_run
-from training.curves import curves
+from branchwise.training import training_run
+from branchwise.training.curves import curves
 
 
 @contextmanager

@@ -20,17 +20,17 @@ import transformers.trainer  # noqa: F401
 import trl.trainer.utils  # noqa: F401
 from trained_engine import TrainedEngine
 
-from engines.sampling import SampleRequest, call_key, derived_seed
-from pipelines import train_grpo
-from runs import preflight
-from weights import policy_files
+from branchwise.engines.sampling import SampleRequest, call_key, derived_seed
+from branchwise.pipelines.train_grpo import stage as train_grpo
+from branchwise.runs import preflight
+from branchwise.weights import policies as policy_files
 
 
 class LittleServing:
-    """Serves the current weights under their hash (see `runs.training.rollouts.Serving`)."""
+    """Serves the current weights under their hash (see `train_grpo.generated_rollouts.Serving`)."""
 
     def __init__(self, *_: object) -> None:
-        """Accepts the arguments of `runs.training.policy_serving.serving_for`."""
+        """Accepts the arguments of `pipelines.train_grpo.policy_serving.serving_for`."""
 
     @asynccontextmanager
     async def serve(self, model: Any) -> AsyncIterator[TrainedEngine]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.cli import parser
-from runs.recipe import Recipe
-from runs.recipe_file import load_recipe
-from storage.manifest import add_parts
-from storage.parts import write_part
-from storage.schemas import schema_of
+from branchwise.cli.command_line import parser
+from branchwise.runs.recipe import Recipe
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.storage.manifest import add_parts
+from branchwise.storage.parts import write_part
+from branchwise.storage.schemas import schema_of
 
 EM = {"start": 0.3, "discovery-1": 0.5, "refinement-1": 0.6}
 

@@ -1,6 +1,6 @@
 """A study of two stages at an endpoint, for tests that kill it."""
 
-from runs.studies.study_runner import Study, StudyRunner
+from branchwise.runs.studies.study_runner import Study, StudyRunner
 
 
 def little(runner: StudyRunner) -> None:

@@ -15,16 +15,16 @@ from typing import Any
 from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine
 
-from agent.environment import Environment, Trajectory
-from agent.protocols import protocol_of
-from agent.segments import AUTOREFINE, EVAL_RAR, Segment
-from agent.settings import AgentSettings
-from engines.sampling import Sampling
-from rewards.arena import ArenaSettings, arena_outcome
-from rewards.eval_rar import EvalRarSettings, eval_rar_outcome
-from rewards.outcome import Outcome, Verdicts
-from rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
-from storage.records import Paragraph, Question, RetrievedPassage
+from branchwise.agent.environment import Environment, Trajectory
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.segments import AUTOREFINE, EVAL_RAR, Segment
+from branchwise.agent.settings import AgentSettings
+from branchwise.engines.sampling import Sampling
+from branchwise.rewards.arena import ArenaSettings, arena_outcome
+from branchwise.rewards.eval_rar import EvalRarSettings, eval_rar_outcome
+from branchwise.rewards.outcome import Outcome, Verdicts
+from branchwise.rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
+from branchwise.types import Paragraph, Question, RetrievedPassage
 
 BUDGET = ("prefill", "max_retrievals", "max_steps", "max_corrections")
 """Settings of the cases that are not settings of a reward."""

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from mcts import Expansion, Node, Tree
+from branchwise.mcts import Expansion, Node, Tree
 
 
 class Wanderer:

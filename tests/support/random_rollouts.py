@@ -4,7 +4,7 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from agent.segments import Segment
+from branchwise.agent.segments import Segment
 
 CORRECTION = "\nMy action is wrong. Let me try again.\n"
 PIECES = [

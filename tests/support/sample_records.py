@@ -3,8 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from storage.ledger_rows import Call
-from storage.records import Component, Message, Pair, Prediction, Question, Rollout, TreeNode
+from branchwise.storage.ledger_rows import Call
+from branchwise.types import (
+    Component,
+    Message,
+    Pair,
+    Prediction,
+    Question,
+    Rollout,
+    TreeNode,
+)
 
 
 def a_question(**changes: Any) -> Question:

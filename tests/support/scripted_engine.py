@@ -5,8 +5,14 @@ from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Self
 
-from engines.sampling import Capabilities, Completion, FinishReason, SampleRequest, Usage
-from storage.records import RetrievedPassage
+from branchwise.engines.sampling import (
+    Capabilities,
+    Completion,
+    FinishReason,
+    SampleRequest,
+    Usage,
+)
+from branchwise.types import RetrievedPassage
 
 
 @dataclass

@@ -160,7 +160,7 @@ def _statements(when: When, passing: Passing) -> None:
 
 def _of_ledger(name: str) -> Callable[[When, Passing], None]:
     def planted(when: When, passing: Passing) -> None:
-        from storage.ledger import Ledger
+        from branchwise.storage.ledger import Ledger
 
         _around(Ledger, name, lambda *_, **__: name)(when, passing)
 
@@ -178,7 +178,11 @@ def _jumping_clock(_: When, __: Passing) -> None:
             return super().now(tz) + timedelta(hours=next(jumps))
 
     time.time = lambda: inner() + 3600 * next(jumps)
-    for module in ("engines.ledgered", "runs.environment", "storage.records"):
+    for module in (
+        "branchwise.engines.ledgered",
+        "branchwise.runs.environment",
+        "branchwise.types",
+    ):
         assert import_module(module).datetime is datetime
         setattr(import_module(module), "datetime", Jumping)  # noqa: B010
 

@@ -21,16 +21,16 @@ from typing import Any
 WARM = (
     "aiohttp",
     "bm25s",
-    "engines.endpoint.openai",
+    "branchwise.engines.endpoint.openai",
     "httpx2",
     "matplotlib.pyplot",
     "openai.resources.chat.completions",
-    "pipelines.annotate",
-    "pipelines.cli",
-    "pipelines.curriculum",
-    "pipelines.inspect",
-    "pipelines.relabel",
-    "retrieval.index",
+    "branchwise.pipelines.annotate.stage",
+    "branchwise.cli.command_line",
+    "branchwise.pipelines.curriculum.stage",
+    "branchwise.pipelines.inspect.stage",
+    "branchwise.pipelines.relabel.stage",
+    "branchwise.retrieval.index",
     "truststore",
 )
 
@@ -61,7 +61,7 @@ def _answer(message: dict[str, Any]) -> None:
 
 def _run(order: dict[str, Any]) -> None:
     """Runs the stage in the child and exits with its code."""
-    from pipelines.cli import main
+    from branchwise.cli.command_line import main
 
     nothing = os.open(os.devnull, os.O_RDONLY)
     # Append, so that output from before a limit on file size is kept.

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from storage.parts import read_parts
-from storage.records import Pair, TreeNode
-from storage.schemas import table_to_records
+from branchwise.storage.parts import read_parts
+from branchwise.storage.schemas import table_to_records
+from branchwise.types import Pair, TreeNode
 
 
 def nodes_of(run: Path, table: str = "trees") -> list[TreeNode]:

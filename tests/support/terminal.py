@@ -65,7 +65,7 @@ def on_a_terminal(
         *before,
         sys.executable,
         "-m",
-        "pipelines.cli",
+        "branchwise",
         *map(str, words),
     ]
     process = subprocess.Popen(

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from weights.gguf import export_gguf, open_gguf
-from weights.policy_files import packaged_gguf
+from branchwise.weights.gguf import export_gguf, open_gguf
+from branchwise.weights.policies import packaged_gguf
 
 _SIZES = {
     "embedding_length": 64,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from weights.gguf_metadata import SPLITS
+from branchwise.weights.gguf_header import SPLITS
 
 KINDS = ("llama", "qwen2", "qwen3")
 VOCABULARY = 320

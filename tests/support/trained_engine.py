@@ -5,7 +5,7 @@ from typing import Any
 
 from scripted_engine import SpellingEngine
 
-from engines.sampling import Completion, SampleRequest
+from branchwise.engines.sampling import Completion, SampleRequest
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.settings import TrainingSettings
+from branchwise.training.settings import TrainingSettings
 
 
 def training_settings(block: str, **changes: Any) -> TrainingSettings:

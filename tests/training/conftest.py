@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tiny_llama import write_tiny_folder
 
-from training import arguments
+from branchwise.training import arguments
 
 
 @pytest.fixture(scope="module")

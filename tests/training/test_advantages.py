@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.grpo.loss import (
+from branchwise.training.grpo.loss import (
     Estimator,
     TokenMeans,
     clipped_loss,

@@ -9,20 +9,20 @@ import pytest
 from sample_records import a_question
 from scripted_engine import ScriptedEngine
 
-from agent.environment import Environment, Trajectory
-from agent.evo_rag import EvoRAG, live_searches, note_of
-from agent.state import State
-from engines.sampling import Sampling
-from retrieval.index import open_retriever
-from retrieval.interface import Retriever
-from retrieval.settings import RetrievalSettings
-from sources.atlas import build_corpus, build_questions
-from storage.records import Passage, Question
-from training.examples import StepExample
-from training.warm_start.evo_rag import NOTHING_FOUND
-from training.warm_start.hops import queries_about
-from training.warm_start.trace_builder import WASTEFUL, Habits
-from training.warm_start.traces import Traces, build_traces
+from branchwise.agent.environment import Environment, Trajectory
+from branchwise.agent.evo_rag import EvoRAG, live_searches, note_of
+from branchwise.agent.state import State
+from branchwise.engines.sampling import Sampling
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.interface import Retriever
+from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.sources.atlas import build_corpus, build_questions
+from branchwise.training.examples import StepExample
+from branchwise.training.warm_start.evo_rag import NOTHING_FOUND
+from branchwise.training.warm_start.hops import queries_about
+from branchwise.training.warm_start.trace_builder import WASTEFUL, Habits
+from branchwise.training.warm_start.traces import Traces, build_traces
+from branchwise.types import Passage, Question
 
 TOP_K = 2
 PROTOCOL = EvoRAG()

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from sample_records import a_node, a_pair
 
-from agent.reasonrag import ReasonRAG
-from agent.search_loop import SearchR1
-from agent.settings import AgentSettings
-from agent.state import Action, State, Step
-from storage.records import Message, RetrievedPassage
-from training.examples import StepExample, chosen_steps, right_trajectories, tokenise
-from training.packing import IGNORED
-from training.preference.pairs import tokenise_pairs
-from training.sft_trainer import left_padded
-from weights.policy_files import packaged_gguf, tokenizer_of
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.search_loop import SearchR1
+from branchwise.agent.settings import AgentSettings
+from branchwise.agent.state import Action, State, Step
+from branchwise.training.examples import StepExample, chosen_steps, right_trajectories, tokenise
+from branchwise.training.packing import IGNORED
+from branchwise.training.preference.preference_tokens import tokenise_pairs
+from branchwise.training.sft_trainer import left_padded
+from branchwise.types import Message, RetrievedPassage
+from branchwise.weights.policies import packaged_gguf, tokenizer_of
 
 SIDES = ("chosen", "rejected")
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from training_settings import training_settings
 
-from base.errors import BudgetExceeded, TrainingError
-from training.curves import read_metrics
-from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
-from training.grpo.train import grpo_trainer, train_grpo
-from training.packing import StepTokens
-from training.settings import TrainingSettings
-from training.training_run import TrainingRun
-from weights.policy_files import load_policy, policy_files
+from branchwise.base.errors import BudgetExceeded, TrainingError
+from branchwise.training.curves import read_metrics
+from branchwise.training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from branchwise.training.grpo.train import grpo_trainer, train_grpo
+from branchwise.training.packing import StepTokens
+from branchwise.training.settings import TrainingSettings
+from branchwise.training.training_run import TrainingRun
+from branchwise.weights.policies import load_policy, policy_files
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread", "shared_cache")]
 
@@ -290,7 +290,7 @@ class TestAgainstTrl:
     def _own(
         self, base: str, folder: Path, changes: Mapping[str, Any], stale: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        from training.grpo.rollouts import rows_of
+        from branchwise.training.grpo.rollouts import rows_of
 
         fields = dict(changes)
         temperature = fields.pop("temperature", 1.0)
@@ -325,7 +325,7 @@ class TestAgainstTrl:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
-        from training.arguments import check_has_lora, lora_config
+        from branchwise.training.arguments import check_has_lora, lora_config
 
         model, tokenizer = load_policy(policy_files(base))
         fields = {"loss_type": "grpo", "beta": 0.0, "temperature": 1.0, **changes}

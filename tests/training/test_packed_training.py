@@ -11,15 +11,15 @@ from sample_records import a_pair
 from tiny_llama import random_llama
 from training_settings import training_settings
 
-from storage.records import Message, Pair
-from training.arguments import in_bfloat16
-from training.curves import read_metrics
-from training.examples import StepExample
-from training.packing import StepTokens, enable_packed_forward, packed_batch
-from training.preference.dpo import train_dpo
-from training.settings import TrainingSettings
-from training.sft import train_on_steps
-from training.training_run import TrainingRun
+from branchwise.training.arguments import in_bfloat16
+from branchwise.training.curves import read_metrics
+from branchwise.training.examples import StepExample
+from branchwise.training.packing import StepTokens, enable_packed_forward, packed_batch
+from branchwise.training.preference.dpo import train_dpo
+from branchwise.training.settings import TrainingSettings
+from branchwise.training.sft import train_on_steps
+from branchwise.training.training_run import TrainingRun
+from branchwise.types import Message, Pair
 
 pytestmark = [
     pytest.mark.model,

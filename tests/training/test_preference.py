@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from damage import HARMS, Harm
 
-from base.errors import ConfigError
-from training.packing import StepTokens
-from training.preference.dpo import reference_logps
-from training.preference.pairs import PreferenceTokens, score, split_holdout
-from training.samplers import ExampleOrder
+from branchwise.base.errors import ConfigError
+from branchwise.training.packing import StepTokens
+from branchwise.training.preference.dpo import reference_logps
+from branchwise.training.preference.preference_tokens import PreferenceTokens, score, split_holdout
+from branchwise.training.samplers import ExampleOrder
 
 
 def pair(number: int, question: str = "q") -> PreferenceTokens:

@@ -40,7 +40,7 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
         (Trainer, "compute_loss", loss),
         # weights/chat_template.py
         (chat_template_utils, "_compile_jinja_template", "chat_template"),
-        # weights/tree_attention.py
+        # branchwise/modeling/tree_attention.py
         (
             sdpa_attention,
             "sdpa_attention_forward",
@@ -66,7 +66,7 @@ def test_private_names_of_trl_and_transformers_still_exist() -> None:
         (DPOTrainer, r"outputs\.log_probs"),
         # training/arguments.py
         (TrainingArguments, r"self\._n_gpu = "),
-        # weights/tree_attention.py
+        # branchwise/modeling/tree_attention.py
         (PreTrainedModel, r"_supports_flex_attn\b"),
         (PretrainedConfig, r"def _attn_implementation\("),
     ]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import pytest
 from sample_records import a_question
 
-from agent.protocol import AgentProtocol
-from agent.protocols import protocol_of
-from agent.settings import AgentSettings
-from storage.records import Passage, Question, RetrievedPassage
-from training.settings import ReadingSettings
-from training.warm_start.reading import StagedSearch, build_reading
-from training.warm_start.traces import Traces
+from branchwise.agent.protocol import AgentProtocol
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.settings import AgentSettings
+from branchwise.training.settings import ReadingSettings
+from branchwise.training.warm_start.reading_examples import StagedSearch, build_reading
+from branchwise.training.warm_start.traces import Traces
+from branchwise.types import Passage, Question, RetrievedPassage
 
 LIMA = Passage(id="lima", title="Lima", text="Lima is a city. Its harbour is Callao.")
 ALSO = Passage(id="also", title="Harbours", text="Callao is a harbour.")

@@ -11,30 +11,30 @@ import numpy as np
 import pytest
 import torch
 
-from base.errors import ConfigError
-from rewards.evo_rag.schedule import weights
-from rewards.labels import Label
-from rewards.reward_model.heads import Heads
-from rewards.reward_model.model import read_record
-from rewards.settings import REWARDS, EvoRagSettings
-from runs.recipe import Recipe
-from storage.records import Component, Message
-from training.reward_model.comparisons import (
+from branchwise.base.errors import ConfigError
+from branchwise.modeling.embedding import Prefix
+from branchwise.rewards.evo_rag.schedule import weights
+from branchwise.rewards.labels import Label
+from branchwise.rewards.reward_model.heads import Heads
+from branchwise.rewards.reward_model.model import read_record
+from branchwise.rewards.settings import REWARDS, EvoRagSettings
+from branchwise.runs.recipe import Recipe
+from branchwise.training.reward_model.comparisons import (
     SiblingComparison,
     orders,
     return_gaps,
     split_questions,
 )
-from training.reward_model.metrics import Steps, measure
-from training.reward_model.train import (
+from branchwise.training.reward_model.metrics import Steps, measure
+from branchwise.training.reward_model.train import (
     RewardTrainingData,
     _steps,
     fit_heads,
     head_losses,
     train_reward_model,
 )
-from training.settings import RewardModelSettings
-from weights.embedding import Prefix
+from branchwise.training.settings import RewardModelSettings
+from branchwise.types import Component, Message
 
 WIDTH = 24
 SCHEME = Recipe(name="x", rewards=EvoRagSettings()).scheme

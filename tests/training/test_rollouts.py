@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.grpo.loss import advantages_of
-from training.grpo.rollouts import (
+from branchwise.modeling.token_tree import prefix_tree
+from branchwise.training.grpo.loss import advantages_of
+from branchwise.training.grpo.rollouts import (
     PolicyCall,
     Rollout,
     TrainingRow,
@@ -18,9 +19,8 @@ from training.grpo.rollouts import (
     drawn,
     rows_of,
 )
-from training.packing import StepTokens
-from training.settings import GrpoSettings
-from weights.prefix_tree import prefix_tree
+from branchwise.training.packing import StepTokens
+from branchwise.training.settings import GrpoSettings
 
 
 def rollout(reward: float, *lengths: int, question: str = "q") -> Rollout:

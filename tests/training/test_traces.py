@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from sample_records import a_question
 
-from agent.protocols import protocol_of
-from agent.reasonrag import ReasonRAG
-from agent.settings import AgentSettings
-from storage.records import Passage, Question, QuestionKey, RetrievedPassage
-from training.warm_start.hops import best_sentence, hops_of
-from training.warm_start.traces import Traces, build_traces
-from training.warm_start.walks import NOT_FOUND, NOTHING_FOUND
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.reasonrag import ReasonRAG
+from branchwise.agent.settings import AgentSettings
+from branchwise.training.warm_start.hops import best_sentence, hops_of
+from branchwise.training.warm_start.traces import Traces, build_traces
+from branchwise.training.warm_start.walks import NOT_FOUND, NOTHING_FOUND
+from branchwise.types import Passage, Question, QuestionKey, RetrievedPassage
 
 LIMA = Passage(id="lima", title="Lima", text="Lima is a city in Peru. It has a port.")
 PERU = Passage(id="peru", title="Peru", text="Peru lies in America. It pays with the Sol.")

@@ -14,19 +14,19 @@ from sample_records import a_pair
 from tiny_llama import write_tiny_gguf
 from training_settings import training_settings
 
-from base.errors import ConfigError, StorageError, TrainingError
-from storage.records import Message, Pair
-from training import export
-from training.curves import read_metrics
-from training.examples import StepExample
-from training.export import export_policy
-from training.preference.dpo import train_dpo
-from training.preference.pairs import tokenise_pairs
-from training.settings import TrainingSettings
-from training.sft import train_on_steps
-from training.training_run import TrainingReport, TrainingRun
-from weights.policy_files import load_policy, policy_files
-from weights.policy_gguf import ensure_gguf
+from branchwise.base.errors import ConfigError, StorageError, TrainingError
+from branchwise.training import policy_export as export
+from branchwise.training.curves import read_metrics
+from branchwise.training.examples import StepExample
+from branchwise.training.policy_export import export_policy
+from branchwise.training.preference.dpo import train_dpo
+from branchwise.training.preference.preference_tokens import tokenise_pairs
+from branchwise.training.settings import TrainingSettings
+from branchwise.training.sft import train_on_steps
+from branchwise.training.training_run import TrainingReport, TrainingRun
+from branchwise.types import Message, Pair
+from branchwise.weights.policies import load_policy, policy_files
+from branchwise.weights.policy_gguf import ensure_gguf
 
 pytestmark = [
     pytest.mark.model,
@@ -380,7 +380,7 @@ def test_the_gguf_of_a_fully_trained_policy_keeps_the_trained_change(
 ) -> None:
     """The file for the engine changes the logits as the trained weights do."""
     trained = tmp_path / "trained"
-    monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: Path(gguf))
+    monkeypatch.setattr("branchwise.weights.policies.packaged_gguf", lambda: Path(gguf))
     warm_start(steps(8), supervised(gguf, lora=None, lr=1e-3), target=trained, seed=0)
     file = ensure_gguf(policy_files(str(trained)), "f16")
     (start, tokenizer), (whole, _), (read, _) = (

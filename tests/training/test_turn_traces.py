@@ -7,30 +7,30 @@ from typing import Any
 import pytest
 from scripted_engine import SpellingEngine
 
-from agent.arena import supporting_numbers
-from agent.environment import Environment, Trajectory
-from agent.protocol import AgentProtocol
-from agent.protocols import protocol_of
-from agent.search_loop import SearchLoop
-from agent.segments import policy_text
-from agent.settings import AgentSettings
-from engines.embedded.openvino import embedded_engine
-from engines.sampling import CallIdentity, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from retrieval.index import open_retriever
-from retrieval.interface import Retriever
-from retrieval.settings import RetrievalSettings
-from rewards.arena import ArenaSettings, arena_outcome
-from rewards.eval_rar import EvalRarSettings, eval_rar_outcome
-from rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
-from runs.recipe_file import load_recipe
-from sources.atlas import build_corpus, build_questions
-from storage.records import Passage, Question
-from training.examples import StepExample, tokenise
-from training.warm_start.traces import Traces, build_traces
-from training.warm_start.walks import USELESS
-from weights.chat_template import prompt_ids
-from weights.policy_files import packaged_gguf, tokenizer_of
+from branchwise.agent.arena import supporting_numbers
+from branchwise.agent.environment import Environment, Trajectory
+from branchwise.agent.protocol import AgentProtocol
+from branchwise.agent.protocols import protocol_of
+from branchwise.agent.search_loop import SearchLoop
+from branchwise.agent.segments import policy_text
+from branchwise.agent.settings import AgentSettings
+from branchwise.engines.embedded.openvino import embedded_engine
+from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
+from branchwise.engines.settings import ModelSettings
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.interface import Retriever
+from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.rewards.arena import ArenaSettings, arena_outcome
+from branchwise.rewards.eval_rar import EvalRarSettings, eval_rar_outcome
+from branchwise.rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
+from branchwise.runs.recipe_file import load_recipe
+from branchwise.sources.atlas import build_corpus, build_questions
+from branchwise.training.examples import StepExample, tokenise
+from branchwise.training.warm_start.traces import Traces, build_traces
+from branchwise.training.warm_start.walks import USELESS
+from branchwise.types import Passage, Question
+from branchwise.weights.chat_template import prompt_ids
+from branchwise.weights.policies import packaged_gguf, tokenizer_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TOP_K, REFERENCES = 2, 5

@@ -10,10 +10,10 @@ import pytest
 from tiny_llama import random_llama
 from trained_engine import TrainedEngine
 
-from base.errors import TrainingError
-from engines.sampling import Completion, SampleRequest
-from storage.records import Message
-from training.grpo.canary import Canary
+from branchwise.base.errors import TrainingError
+from branchwise.engines.sampling import Completion, SampleRequest
+from branchwise.training.grpo.canary import Canary
+from branchwise.types import Message
 
 pytestmark = pytest.mark.model
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from base.errors import ConfigError
-from storage.records import Message
-from weights.chat_template import prompt_ids, rendered
-from weights.policy_files import packaged_gguf, tokenizer_of
+from branchwise.base.errors import ConfigError
+from branchwise.types import Message
+from branchwise.weights.chat_template import prompt_ids, rendered
+from branchwise.weights.policies import packaged_gguf, tokenizer_of
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tiny_models import VOCABULARY, tiny_tokenizer, write_tiny_model
 
-from base.errors import ConfigError
-from weights.gguf import export_gguf, gguf_metadata
-from weights.policy_files import policy_files
-from weights.policy_gguf import check_embedded
+from branchwise.base.errors import ConfigError
+from branchwise.weights.gguf import export_gguf, gguf_metadata
+from branchwise.weights.policies import policy_files
+from branchwise.weights.policy_gguf import check_embedded
 
 SOUND = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2"}
 

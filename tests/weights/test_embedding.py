@@ -10,11 +10,11 @@ import torch
 from tiny_llama import write_tiny_folder
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, MistralConfig, MistralModel
 
-from base.errors import ConfigError
-from storage.records import Message
-from training.examples import StepExample, tokenise
-from weights.embedding import Backbone, FrozenEncoder, Prefix, Tokens, Vector, base_of
-from weights.policy_files import PACKAGED, packaged_gguf, tokenizer_of
+from branchwise.base.errors import ConfigError
+from branchwise.modeling.embedding import Backbone, FrozenEncoder, Prefix, Tokens, Vector, base_of
+from branchwise.training.examples import StepExample, tokenise
+from branchwise.types import Message
+from branchwise.weights.policies import PACKAGED, packaged_gguf, tokenizer_of
 
 # Siblings of two states of one instruction, one a prefix of another; and one long sequence.
 SEQUENCES: list[Tokens] = [

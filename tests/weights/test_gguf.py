@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 from damage import HARMS, Harm, cut, emptied, flipped, lost
 
-from base.errors import ConfigError
-from storage.file_seal import SEAL, seal_file
-from weights.gguf import DIGEST_KEY, export_gguf, gguf_metadata, gguf_precision, rewrite_gguf
-from weights.policy_files import PolicyFiles, packaged_gguf, policy_digest, policy_files
-from weights.policy_gguf import ensure_gguf, write_policy_gguf
+from branchwise.base.errors import ConfigError
+from branchwise.storage.file_seal import SEAL, seal_file
+from branchwise.weights.gguf import (
+    DIGEST_KEY,
+    export_gguf,
+    gguf_metadata,
+    gguf_precision,
+    rewrite_gguf,
+)
+from branchwise.weights.policies import PolicyFiles, packaged_gguf, policy_digest, policy_files
+from branchwise.weights.policy_gguf import ensure_gguf, write_policy_gguf
 
 SIZES = {
     "vocab_size": 64,
@@ -133,9 +139,9 @@ def policy(
 ) -> PolicyFiles:
     """Policy of merged weights, with a separate cache."""
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: metadata)
-    monkeypatch.setattr("weights.policy_files._PACKAGED_VOCABULARY", llama.config.vocab_size)
-    monkeypatch.setattr("weights.policy_gguf.load_policy", lambda files: (llama, None))
+    monkeypatch.setattr("branchwise.weights.policies.packaged_gguf", lambda: metadata)
+    monkeypatch.setattr("branchwise.weights.policies._PACKAGED_VOCABULARY", llama.config.vocab_size)
+    monkeypatch.setattr("branchwise.weights.policy_gguf.load_policy", lambda files: (llama, None))
     llama.save_pretrained(tmp_path / "policy")
     return policy_files(str(tmp_path / "policy"))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from strange_files import pipe
 
-from base.errors import ConfigError
-from weights.gguf import open_gguf
-from weights.policy_files import packaged_gguf, tokenizer_of
+from branchwise.base.errors import ConfigError
+from branchwise.weights.gguf import open_gguf
+from branchwise.weights.policies import packaged_gguf, tokenizer_of
 
 FILES = {
     "empty": b"",

@@ -13,11 +13,11 @@ import pytest
 import torch
 from tiny_llama import write_tiny_folder
 
-from base.errors import ConfigError
-from weights.adapter_chain import copy_chain
-from weights.adapters import recorded_hashes
-from weights.hub import hub_folder
-from weights.policy_files import (
+from branchwise.base.errors import ConfigError
+from branchwise.weights.adapter_chain import copy_chain
+from branchwise.weights.adapters import recorded_hashes
+from branchwise.weights.hub import hub_folder
+from branchwise.weights.policies import (
     load_policy,
     packaged_gguf,
     policy_digest,
@@ -83,7 +83,7 @@ def test_a_hub_base_is_pinned_in_the_record(
         asked.append(name)
         return snapshot
 
-    monkeypatch.setattr("weights.policy_files.hub_folder", folder)
+    monkeypatch.setattr("branchwise.weights.policies.hub_folder", folder)
     base, chain = copy_chain("hub:owner/name@main", tmp_path / "trained")
     assert (base, chain) == ("hub:owner/name@0123abc", [])
     trained = tmp_path / "trained"
@@ -116,7 +116,7 @@ def test_a_policy_of_a_local_base_is_written_without_the_packaged_model(
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("weights.policy_files.metadata.files", missing)
+    monkeypatch.setattr("branchwise.weights.policies.metadata.files", missing)
     base, chain = copy_chain(str(weights), tmp_path / "trained")
     assert ((tmp_path / "trained" / base).resolve(), chain) == (weights.resolve(), [])
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weights.prefix_tree import prefix_tree
+from branchwise.modeling.token_tree import prefix_tree
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6).map(tuple), max_size=8)
 

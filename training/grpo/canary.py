@@ -12,10 +12,16 @@ from itertools import chain
 from math import sqrt
 from typing import Any
 
-from base.errors import TrainingError
-from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling
-from engines.settings import ModelSettings
-from storage.records import Message
+from branchwise.base import TrainingError
+from branchwise.engines import (
+    CallIdentity,
+    Completion,
+    Engine,
+    ModelSettings,
+    SampleRequest,
+    Sampling,
+)
+from branchwise.types import Message
 
 TOLERANCE = {
     "f16": 0.06,

@@ -13,9 +13,9 @@ from itertools import accumulate
 from statistics import fmean, pstdev, stdev
 from typing import Any, Literal
 
-from training.grpo.rollouts import Rollout
-from training.packing import StepTokens
-from training.settings import GrpoSettings
+from ..packing import StepTokens
+from ..settings import GrpoSettings
+from .rollouts import Rollout
 
 Estimator = Literal["k1", "k2", "k3"]
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, Protocol
 
-from training.packing import StepTokens
-from weights.prefix_tree import prefix_tree
+from branchwise.modeling import prefix_tree
+
+from ..packing import StepTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from base.seeds import to_uint32
-from training.arguments import check_has_lora, lora_config
-from training.grpo.rollouts import RolloutSource
-from training.training_run import TrainingReport, TrainingRun
-from weights.adapter_chain import load_adapter
+from branchwise.base import to_uint32
+from branchwise.weights import load_adapter
+
+from ..arguments import check_has_lora, lora_config
+from ..training_run import TrainingReport, TrainingRun
+from .rollouts import RolloutSource
 
 
 def train_grpo(
@@ -56,7 +57,7 @@ def grpo_trainer(
     from transformers import TrainingArguments, set_seed
     from trl.trainer.utils import add_fused_lm_head
 
-    from training.grpo.trainer import GrpoTrainer
+    from .trainer import GrpoTrainer
 
     settings = run.training.grpo
     model, tokenizer = run.load_start()

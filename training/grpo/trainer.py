@@ -19,12 +19,19 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
-from base.errors import TrainingError
-from training.grpo.loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
-from training.grpo.rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
-from training.packing import StepTokens, read_steps, token_logps, tokens_read
-from training.training_run import TrainingRun
-from weights.prefix_tree import prefix_batches
+from branchwise.base import TrainingError
+from branchwise.modeling import prefix_batches
+
+from ..packing import StepTokens, read_steps, token_logps, tokens_read
+from ..training_run import TrainingRun
+from .loss import (
+    TokenMeans,
+    advantages_of,
+    clipped_loss,
+    divergence,
+    is_clipped,
+)
+from .rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
 
 MAX_CONSECUTIVE_NONFINITE = 3
 """Consecutive updates without a finite loss and gradient that stop the training."""

@@ -22,13 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
-from base.errors import ConfigError
-from storage.cache import cache_section, get_or_build
-from storage.records import Pair
-from training.packing import StepTokens, step_logps
-from training.preference.pairs import HoldoutScore, score, split_holdout, tokenise_pairs
-from training.training_run import TrainingReport, TrainingRun
-from weights.policy_files import policy_digest, policy_files
+from branchwise.base import ConfigError
+from branchwise.storage import cache_section, get_or_build
+from branchwise.types import Pair
+from branchwise.weights import policy_digest, policy_files
+
+from ..packing import StepTokens, step_logps
+from ..training_run import TrainingReport, TrainingRun
+from .preference_tokens import HoldoutScore, score, split_holdout, tokenise_pairs
 
 _VERSION = "branchwise-reference-1"
 _LOGPS = "logps.npy"
@@ -61,7 +62,7 @@ def train_dpo(
         raise ConfigError("the list of training pairs is empty; annotate more questions")
     training = run.training
     model, tokenizer = run.load_start()
-    from training.preference.trainer import PairTrainer
+    from .trainer import PairTrainer
 
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     fitting = [tokens[i] for i in run.fitting([len(pair) for pair in tokens])]

@@ -16,12 +16,12 @@ import torch
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
-from training.arguments import lora_config
-from training.packing import StepTokens, batch_of
-from training.preference.pairs import PreferenceTokens
-from training.samplers import ExampleOrder
-from training.training_run import TrainingRun
-from training.warm_up import WarmUpTrainer
+from ..arguments import lora_config
+from ..packing import StepTokens, batch_of
+from ..samplers import ExampleOrder
+from ..training_run import TrainingRun
+from ..warm_up import WarmUpTrainer
+from .preference_tokens import PreferenceTokens
 
 
 class PairTrainer(WarmUpTrainer, DPOTrainer):  # type: ignore[misc]

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from base.text import share_of
-from rewards.evo_rag.returns import RETURN
-from rewards.labels import Label
-from rewards.reward_model.heads import TOTAL
-from rewards.settings import REWARDS
-from training.settings import RewardModelSettings
+from branchwise.base import share_of
+from branchwise.rewards import RETURN, REWARDS, TOTAL, Label
+
+from ..settings import RewardModelSettings
 
 TIE = 1e-9
 """Largest difference of equal returns; they are sums, so they have rounding errors."""

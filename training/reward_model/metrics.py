@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.evo_rag.schedule import Weights
-from rewards.reward_model.heads import Array, Heads
-from training.reward_model.comparisons import TIE, SiblingComparison, orders, places
-from training.settings import RewardModelSettings
+from branchwise.rewards import Array, Heads, Weights
+
+from ..settings import RewardModelSettings
+from .comparisons import TIE, SiblingComparison, orders, places
 
 Signs = NDArray[np.float32]
 """+1, −1 or 0 for every comparison."""

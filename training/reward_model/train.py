@@ -24,24 +24,21 @@ from typing import Any
 
 import numpy as np
 
-from base.atomic import atomic_write_json
-from base.errors import ConfigError
-from base.text import Log, digest_of_many
-from rewards.reward_model.heads import Array, Heads
-from rewards.reward_model.model import HEADS, KIND, stored_encoder
-from rewards.scheme import RewardScheme
-from training.examples import filter_by_length
-from training.reward_model.comparisons import (
+from branchwise.base import ConfigError, Log, atomic_write_json, digest_of_many
+from branchwise.modeling import FrozenEncoder, Prefix
+from branchwise.rewards import HEADS, KIND, Array, Heads, RewardScheme, stored_encoder
+from branchwise.weights import TRAINING_RECORD
+
+from ..examples import filter_by_length
+from ..settings import RewardModelSettings
+from .comparisons import (
     SiblingComparison,
     head_names,
     orders,
     places,
     split_questions,
 )
-from training.reward_model.metrics import ModelMetrics, Steps, measure
-from training.settings import RewardModelSettings
-from weights.embedding import FrozenEncoder, Prefix
-from weights.model_folders import TRAINING_RECORD
+from .metrics import ModelMetrics, Steps, measure
 
 METRICS = "metrics.json"
 BATCH_SIZE = 64

@@ -9,8 +9,8 @@ The step after a search begins with a note: the evidence if the passage was show
 word. So every later prompt shows the findings, and an answer comes only after its evidence.
 """
 
-from training.warm_start.hops import GoldHop
-from training.warm_start.trace_builder import Walk
+from .hops import GoldHop
+from .trace_builder import Walk
 
 NOTHING_FOUND = "Nothing found"
 """Note on a search without a useful passage."""

@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.tags import without_tags
-from base.text import holds_phrase
-from rewards.answers import CLOSED_ANSWERS
-from storage.records import Passage, Question
+from branchwise.agent import without_tags
+from branchwise.base import holds_phrase
+from branchwise.rewards import CLOSED_ANSWERS
+from branchwise.types import Passage, Question
 
 MAX_EVIDENCE_CHARS = 280
 """Length of the longest evidence that a trace copies; the protocol allows 300 characters."""

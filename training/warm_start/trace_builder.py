@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.protocol import AgentProtocol
-from agent.state import TERMINAL, Action, State, Step
-from retrieval.interface import Retriever
-from storage.records import Question, RetrievedPassage
-from training.examples import StepExample
-from training.warm_start.hops import GoldHop
+from branchwise.agent import TERMINAL, Action, AgentProtocol, State, Step
+from branchwise.retrieval import Retriever
+from branchwise.types import Question, RetrievedPassage
+
+from ..examples import StepExample
+from .hops import GoldHop
 
 MAX_TRIES = 3
 """Wordings of one query that a walk tries."""

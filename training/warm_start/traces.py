@@ -10,14 +10,20 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.protocol import AgentProtocol, root_of
-from retrieval.interface import Retriever
-from storage.records import Passage, Question, QuestionKey, RetrievedPassage
-from training.examples import StepExample
-from training.warm_start.evo_rag import walk_evo_rag
-from training.warm_start.hops import hops_of, queries_about
-from training.warm_start.trace_builder import WASTEFUL, Habits, Walk
-from training.warm_start.walks import walk_arena, walk_r1_searcher, walk_reasonrag, walk_search_loop
+from branchwise.agent import AgentProtocol, root_of
+from branchwise.retrieval import Retriever
+from branchwise.types import Passage, Question, QuestionKey, RetrievedPassage
+
+from ..examples import StepExample
+from .evo_rag import walk_evo_rag
+from .hops import hops_of, queries_about
+from .trace_builder import WASTEFUL, Habits, Walk
+from .walks import (
+    walk_arena,
+    walk_r1_searcher,
+    walk_reasonrag,
+    walk_search_loop,
+)
 
 WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
     "reasonrag": walk_reasonrag,

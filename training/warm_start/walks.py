@@ -4,11 +4,11 @@ Each hop is searched, in another wording if its passage was not found, so traces
 An answer comes only after its evidence.
 """
 
-from agent.arena import supporting_numbers
-from agent.search_loop import SearchLoop
-from storage.records import RetrievedPassage
-from training.warm_start.hops import GoldHop
-from training.warm_start.trace_builder import Walk, cited
+from branchwise.agent import SearchLoop, supporting_numbers
+from branchwise.types import RetrievedPassage
+
+from .hops import GoldHop
+from .trace_builder import Walk, cited
 
 NOTHING_FOUND = "None"
 """Evidence if none of the passages helps (ReasonRAG's own word)."""

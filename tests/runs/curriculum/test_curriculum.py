@@ -14,14 +14,19 @@ import pytest
 from fake_study_runner import Command, Pretended, pretended
 from tiny_dataset import recipe
 
-from base.errors import ConfigError
-from pipelines import curriculum as stage
-from pipelines.curriculum import CurriculumState, check_curriculum, curriculum, final_eval_command
-from runs.annotation.reward_model import UNTAUGHT
-from runs.curriculum import report
-from runs.curriculum.cycle import DevResult
-from runs.evaluation.question_set import data_settings
-from runs.studies.study_runner import StageStopped, StudyRunner
+from branchwise.base.errors import ConfigError
+from branchwise.pipelines.curriculum import stage
+from branchwise.pipelines.curriculum.stage import (
+    CurriculumState,
+    check_curriculum,
+    curriculum,
+    final_eval_command,
+)
+from branchwise.runs.curriculum import cycle_report as report
+from branchwise.runs.curriculum.cycle import DevResult
+from branchwise.runs.question_set import data_settings
+from branchwise.runs.studies.study_runner import StageStopped, StudyRunner
+from branchwise.runs.trained_reward_model import UNTAUGHT
 
 SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 0.6}
 
@@ -334,8 +339,8 @@ def test_a_curriculum_returns_the_exit_code_of_the_stage_that_stopped_it(
         raise StageStopped("annotate: stopped", 3)
 
     monkeypatch.setattr(CurriculumState, "run", stop)
-    monkeypatch.setattr("pipelines.curriculum.check_curriculum", lambda call: None)
-    monkeypatch.setattr("pipelines.curriculum.model_digest", lambda *_: "d")
+    monkeypatch.setattr("branchwise.pipelines.curriculum.stage.check_curriculum", lambda call: None)
+    monkeypatch.setattr("branchwise.pipelines.curriculum.stage.model_digest", lambda *_: "d")
     outcome = curriculum(scripted(tmp_path).context)
     assert (outcome.exit_code, outcome.totals["stopped"]) == (3, "annotate: stopped")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runs.curriculum.cycle import DevResult, best, stalled
+from branchwise.runs.curriculum.cycle import DevResult, best, stalled
 
 
 def results(*ems: float, f1: tuple[float, ...] = ()) -> list[DevResult]:

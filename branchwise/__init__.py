@@ -1,0 +1,1 @@
+"""Branchwise: search trees, process preferences and a search-and-answer policy."""

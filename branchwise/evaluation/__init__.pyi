@@ -1,0 +1,12 @@
+from .answering import Answering as Answering
+from .answering import Begin as Begin
+from .answering import Evaluated as Evaluated
+from .answering import askable as askable
+from .baselines import BASELINES as BASELINES
+from .baselines import Material as Material
+from .prediction_scoring import score_failure as score_failure
+from .prediction_scoring import score_trajectory as score_trajectory
+from .settings import EvaluatedPolicy as EvaluatedPolicy
+from .settings import EvaluationJudge as EvaluationJudge
+from .settings import EvaluationSettings as EvaluationSettings
+from .settings import PolicyName as PolicyName

@@ -1,0 +1,9 @@
+from .embedding import FrozenEncoder as FrozenEncoder
+from .embedding import Prefix as Prefix
+from .embedding import base_of as base_of
+from .token_tree import common_prefix as common_prefix
+from .token_tree import prefix_batches as prefix_batches
+from .token_tree import prefix_tree as prefix_tree
+from .tree_attention import enable_tree_attention as enable_tree_attention
+from .tree_attention import tree_attention_blocker as tree_attention_blocker
+from .tree_attention import tree_inputs as tree_inputs

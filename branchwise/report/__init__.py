@@ -1,0 +1,8 @@
+"""A run as one HTML page, and trees and pairs in the terminal.
+
+`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,9 @@
+from .encoder import QuerySimilarity as QuerySimilarity
+from .encoder import require_dense_extra as require_dense_extra
+from .http_retriever import HttpRetriever as HttpRetriever
+from .index import open_retriever as open_retriever
+from .index_server import serving as serving
+from .interface import Retriever as Retriever
+from .passages import corpus_hash as corpus_hash
+from .settings import RetrievalSettings as RetrievalSettings
+from .settings import checked_url as checked_url

@@ -1,0 +1,72 @@
+"""Reads the verdict of a model that was asked for one word."""
+
+import json
+import re
+import unicodedata
+
+from branchwise.engines import FinishReason
+
+_SAME = (
+    frozenset({"yes", "true", "correct", "y", "1", "是", "对", "正确"}),
+    frozenset({"no", "false", "incorrect", "n", "0", "否", "不是", "错误"}),
+)
+"""Words for a verdict, as models write them instead of the word that they were asked for."""
+_LABEL = re.compile(
+    r"(?:the )?(?:final )?(?:answer|verdict|judge?ment|response)(?: is)?\s*[:=]?\s*"
+)
+_ENCLOSED = re.compile(r"\\(?:boxed|text|mathbf|textbf)\{([^{}]*)\}|<(\w+)>([^<>]*)</\2>")
+_WORD = re.compile(r"[\W_]*(?:\d+[.)]\s+)?([^\W_]+)\s*(.?)")
+_FRACTION = re.compile(r"[.,]\d")
+_AFTER_WORD = frozenset(".,;:!?\n-–—*_`\"')]}|<$。，")
+
+
+def read_word(text: str, finish_reason: FinishReason, words: tuple[str, str]) -> bool | None:
+    """Returns whether a reply says the first of two words; None if it says neither.
+
+    The word is the whole reply, or its first word before a mark of punctuation or a line break,
+    unless a later line begins with the other word:
+    `**Yes**`, "Answer: no.", "Yes, it matches", `{"verdict": "yes"}`, `\\boxed{yes}`. Synonyms
+    such as True and 是 count for yes, and False and 否 for no.
+
+    Args:
+        text: The reply.
+        finish_reason: Why it ended; a word at the end of a reply that was cut may be incomplete.
+        words: The words for true and false.
+    """
+    plain = _ENCLOSED.sub(lambda match: match[1] or match[3] or "", _json_value(text.strip()))
+    plain = unicodedata.normalize("NFKC", plain).strip().lower()
+    plain = re.sub(r"^[\W_]+", "", plain)
+    label = _LABEL.match(plain)
+    match = _WORD.match(plain, label.end() if label else 0)
+    if match is None:
+        return None
+    rest = plain[match.end(1) :]
+    is_last = not rest.strip()
+    if (is_last and finish_reason == "length") or not (is_last or rest[0] in _AFTER_WORD):
+        return None
+    if match[1].isdecimal() and _FRACTION.match(rest):
+        return None
+    verdict = _verdict(match[1], words)
+    later = (_WORD.match(line) for line in rest.splitlines()[1:])
+    contradicted = any(word and _verdict(word[1], words) is (not verdict) for word in later)
+    return None if contradicted else verdict
+
+
+def _verdict(word: str, words: tuple[str, str]) -> bool | None:
+    for verdict, wanted in zip((True, False), words, strict=True):
+        synonyms = next((same for same in _SAME if wanted.lower() in same), {wanted.lower()})
+        if word in synonyms:
+            return verdict
+    return None
+
+
+def _json_value(text: str) -> str:
+    """Returns the only value of a JSON object, or the text itself."""
+    if not text.startswith("{"):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    values = list(value.values()) if isinstance(value, dict) else []
+    return str(values[0]) if len(values) == 1 else text

@@ -1,0 +1,156 @@
+"""The interface of a reward scheme.
+
+A scheme is built from a recipe. `rewards.schemes` lists all of them by the name in
+`rewards: {scheme: …}`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from branchwise.agent import AgentSettings, State
+from branchwise.engines import Engine, JudgeSettings
+from branchwise.mcts import SearchSettings
+from branchwise.types import Question, Rollout, TreeNode
+
+from .labels import Label
+from .outcome import Outcome
+from .settings import SchemeSettings
+
+
+class PairFacts(Protocol):
+    """The part of `pairs:` that schemes read."""
+
+    @property
+    def invalid(self) -> str: ...
+
+
+class RecipeFacts(Protocol):
+    """The part of a recipe that schemes read."""
+
+    seed: int
+    agent: AgentSettings
+    mcts: SearchSettings
+    rewards: SchemeSettings
+    verifier: JudgeSettings | None
+
+    @property
+    def pairs(self) -> PairFacts: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvaluation:
+    """The facts about one node.
+
+    Attributes:
+        value: Value that the search backs up; None without a score of judge or reward model.
+        verdict: The verifier's verdict on a refusal, or None.
+        unscored: Reason that the score of judge or reward model is missing.
+    """
+
+    value: float | None
+    rollouts: tuple[Rollout, ...] = ()
+    judge_score: float | None = None
+    judge_text: str | None = None
+    unscored: str | None = None
+    verdict: bool | None = None
+
+
+class RewardScheme(ABC):
+    """A reward system under the settings of one recipe.
+
+    Attributes:
+        settings_class: Class of the scheme's `rewards:` block.
+        protocols: Protocols whose trajectories the scheme can read; empty for any.
+        extras: Extras of pyproject.toml that the scheme needs.
+        whole_reply: Whether a step's whole text is rewarded, not only its content. If so, siblings
+            are equal only if their texts are.
+        asks_verifier: Whether the recipe's verifier judges refusals.
+        by_answer: Whether answers alone decide, in [0, 1]. If so, rollouts, which keep nothing
+            else, can make labels and test them.
+        learnable: Whether a reward model can learn the scheme (see `weights`).
+        stages: Values of `rewards.stage` that a curriculum goes through.
+    """
+
+    settings_class: ClassVar[type[SchemeSettings]]
+    settings: SchemeSettings
+    protocols: ClassVar[tuple[str, ...]] = ()
+    extras: ClassVar[tuple[str, ...]] = ()
+    whole_reply: ClassVar[bool] = False
+    asks_verifier: ClassVar[bool] = False
+    by_answer: ClassVar[bool] = False
+    learnable: ClassVar[bool] = False
+    stages: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, recipe: RecipeFacts, verifier: Engine | None = None) -> None:
+        """Binds the scheme to a recipe; loads nothing.
+
+        Args:
+            verifier: Open engine of the recipe's verifier; None if stored verdicts suffice.
+        """
+        self.recipe = recipe
+        self.settings = recipe.rewards
+        self.verifier = verifier
+
+    @property
+    def resolved(self) -> SchemeSettings:
+        """Settings with the defaults filled in that depend on other blocks of the recipe."""
+        return self.settings
+
+    def problems(self) -> Iterator[str]:
+        """Yields the reasons that the recipe does not work with this scheme, each with a remedy."""
+        search, protocol = self.recipe.mcts, self.recipe.agent.protocol
+        name = self.settings.scheme
+        if self.protocols and protocol not in self.protocols:
+            known = " or ".join(self.protocols)
+            yield (
+                f"rewards.scheme: {name} rewards the protocol {known}, but agent.protocol is "
+                f"`{protocol}`; set agent.protocol: {known}, or use another scheme"
+            )
+        if self.by_answer:
+            return
+        if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
+            yield (
+                f"rewards.scheme: {name} rewards every step of a trajectory, but "
+                f"mcts.evaluator is `{search.evaluator}`, which stores no steps; set "
+                "mcts.evaluator: playout, or mcts.kind: chains"
+            )
+        if search.kind == "tree" and not search.normalise:
+            yield f"rewards.scheme: {name} gives values outside [0, 1]; set mcts.normalise: true"
+        if self.recipe.pairs.invalid == "rejected":
+            yield f"rewards.scheme: {name} does not label invalid steps; set pairs.invalid: drop"
+
+    def inputs(self) -> dict[str, str]:
+        """Returns digests of everything outside the recipe that affects rewards."""
+        return {}
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Describes the labels for the dataset card, in one line."""
+
+    @abstractmethod
+    def outcome(self, state: State, question: Question) -> Outcome:
+        """Scores a finished trajectory."""
+
+    async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
+        """Values a terminal state for the search; `path` names its node in the ledger."""
+        return NodeEvaluation(self.outcome(state, question).total)
+
+    def judged(self, score: float, state: State) -> float:
+        """Turns a judge's score of a state, in [0, 1], into a value for the search."""
+        return score
+
+    @abstractmethod
+    def labels(
+        self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
+    ) -> list[Label]:
+        """Labels a stored tree: one label per node, in order of `node_id`."""
+
+    def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
+        """Values a stored rollout; None if it does not count, as in schemes without `by_answer`."""
+        return None
+
+    def weights(self, t: int) -> Mapping[str, float]:
+        """Returns the weights of the components at policy call `t`; empty unless `learnable`."""
+        return {}

@@ -1,0 +1,315 @@
+"""Checks everything outside the recipe that it needs, before a stage writes or pays for anything.
+
+A check is a block of the recipe and a function that raises if a resource of the block is missing.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from branchwise.agent import AgentProtocol, protocol_of, require_token_ids
+from branchwise.base import BranchwiseError, ConfigError, Faults, proxy_for, shown_url
+from branchwise.engines import ModelSettings, installed_vllm, served_files
+from branchwise.rewards import reward_model_digest
+from branchwise.sources import Data, existing
+from branchwise.weights import check_embedded, policy_files, validated_policy_files
+
+from .endpoint_check import (
+    Ask,
+    answer_judge_call,
+    check_call,
+    judge_call,
+    plain_call,
+    policy_call,
+    verifier_call,
+)
+from .factories import WARM_START, engine_for, model_folder, sampling_for
+from .recipe import JUDGE, Recipe
+from .stage import StageContext
+
+Check = tuple[str, Callable[[], object]]
+
+CHECK_TIMEOUT_S = 30.0
+"""Longest wait for a check that asks for no reply of a model."""
+
+
+def require(checks: Iterable[Check]) -> None:
+    """Runs the checks; the first failure is raised."""
+    for _, check in checks:
+        check()
+
+
+def failed_checks(checks: Iterable[Check]) -> Iterator[str]:
+    """Yields the messages of all failed checks."""
+    for block, check in checks:
+        try:
+            check()
+        except BranchwiseError as error:
+            yield f"{block}: {error}"
+
+
+def require_matplotlib() -> None:
+    """Checks for the plot library before anything is paid for.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "plots need matplotlib: run `make setup EXTRAS=study` or `pip install -e .[study]`"
+        )
+
+
+def data_files(recipe: Recipe) -> Iterator[Check]:
+    """Yields checks that files of questions and passages exist; the stage checks their content."""
+    for block, settings in recipe.question_sets():
+        if settings.questions is not None and settings.source not in {"atlas", "hub"}:
+            yield block, partial(_check_exists, settings.questions, f"{block}.questions")
+    corpus = recipe.data.corpus
+    for path in (corpus,) if isinstance(corpus, str) else corpus or ():
+        yield "data", partial(_check_exists, path, "data.corpus")
+
+
+def _check_exists(path: str, setting: str) -> None:
+    faults = Faults()
+    existing(path, setting, faults, folder=setting == "data.corpus")
+    faults.raise_any()
+
+
+def evaluated(recipe: Recipe, run: Path, *, policy_works: bool = True) -> Iterator[Check]:
+    """Yields checks of the models that an evaluation calls, by setting.
+
+    An endpoint gets the first call of each. Models that the run will train need not exist yet.
+
+    Args:
+        recipe: Recipe to check.
+        run: Run folder.
+        policy_works: Whether the recipe's policy passed its own check. If not, it is not checked
+            again at the temperature of the evaluation.
+    """
+    models = recipe.evaluated_models(run.name)
+    calls = {
+        f"evaluation.policies.{name}" if recipe.evaluation.policies else "policy": policy_call(
+            policy, sampling_for(policy.policy, policy.evaluation.temperature)
+        )
+        for name, policy in recipe.policy_recipes(run.name).items()
+    }
+    if recipe.answer_judge is not None and recipe.evaluation.judge is not None:
+        models[JUDGE] = recipe.answer_judge
+        calls[JUDGE] = answer_judge_call(recipe.answer_judge, recipe.evaluation.judge.prompt)
+    to_train = model_folder(run, "")
+    for setting, model in models.items():
+        temperature = recipe.evaluation.temperature
+        asks_alike = temperature == model.temperature or model.engine != "openai"
+        if model == recipe.policy and (asks_alike or not policy_works):
+            continue  # `servers` and `weights` check it
+        trained = Path(model.model).is_relative_to(to_train)
+        if model.engine == "openai" or (model.base_url is not None and not trained):
+            sampling = sampling_for(model, recipe.evaluation.temperature)
+            call = calls.get(setting, plain_call(sampling))
+            yield setting, partial(_check_endpoint, setting, model, recipe, call, draw=True)
+        elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
+            yield setting, installed_vllm
+        if not trained:
+            yield from model_files(setting, model)
+
+
+def cannot_serve_trained_reason(policy: ModelSettings) -> str | None:
+    """Returns the reason that a trained policy could not be served, or None.
+
+    A server that another process started keeps its own weights.
+    """
+    if policy.engine == "openai":
+        return (
+            "policy.engine is `openai`, whose server cannot load the trained policies: use "
+            "openvino or vllm"
+        )
+    if policy.engine == "vllm" and policy.base_url is not None:
+        return (
+            "policy.base_url names a running server, which cannot load the trained policies: "
+            "remove it, so that every stage starts its own server"
+        )
+    return None
+
+
+def weights(recipe: Recipe) -> Iterator[Check]:
+    """Yields checks of the files of models that run on this machine."""
+    for role, model in recipe.annotating_models.items():
+        yield from model_files(role, model)
+    if recipe.active_reward_model is not None:
+        yield "reward_model", partial(reward_model_digest, Path(recipe.active_reward_model))
+
+
+def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
+    """Yields the check of a model's files, if it runs on this machine."""
+    if model.engine == "openvino":
+        yield role, partial(_runs_embedded, model.model)
+    elif model.engine == "vllm":
+        yield role, partial(_sound_if_ours, model.model)
+
+
+def start_files(setting: str, recipe: Recipe, start: str) -> Iterator[Check]:
+    """Yields the check that the embedded engine, if the recipe uses it, can run what is trained.
+
+    With an endpoint, checks that the weights are named.
+
+    Args:
+        setting: Setting that names `start`.
+        recipe: Recipe of the training.
+        start: Model to train.
+    """
+    if recipe.policy.engine == "openvino":
+        yield setting, partial(_runs_embedded, start)
+    elif recipe.policy.engine == "openai" and start == recipe.policy.model:
+        yield setting, partial(_names_weights, start)
+
+
+def _names_weights(model: str) -> None:
+    try:
+        policy_files(model)
+    except ConfigError as error:
+        raise ConfigError(
+            f"policy.weights is not set: name the weights that the endpoint serves ({error})"
+        ) from error
+
+
+def _runs_embedded(model: str) -> None:
+    if Path(model).name == WARM_START and not Path(model).exists():
+        raise ConfigError(f"{model} does not exist yet: `make warm-start` makes it")
+    check_embedded(validated_policy_files(model))
+
+
+def _sound_if_ours(model: str) -> None:
+    if served_files(model) is not None:
+        validated_policy_files(model)
+
+
+def servers(
+    recipe: Recipe, *, temperature: float | None = None, draw: bool = False
+) -> Iterator[Check]:
+    """Yields checks of model endpoints, the search server, and vLLM if a stage must start it.
+
+    Args:
+        recipe: Recipe to check.
+        temperature: Temperature of the stage's requests, if it is not that of the models' settings.
+        draw: Whether to make every model's first call. An endpoint may list its models and refuse
+            to run them.
+    """
+    protocol = protocol_of(recipe.agent)
+    calls = {"policy": policy_call(recipe, sampling_for(recipe.policy, temperature))}
+    if recipe.active_judge is not None:
+        calls["judge"] = judge_call(recipe, recipe.active_judge)
+    if recipe.active_verifier is not None:
+        calls["verifier"] = verifier_call(recipe, recipe.active_verifier)
+    for role, model in recipe.annotating_models.items():
+        if model.engine == "vllm" and model.base_url is None:
+            yield role, installed_vllm
+        elif model.engine != "openvino":
+            continued = protocol if role == "policy" and protocol.continues else None
+            yield (
+                role,
+                partial(_check_endpoint, role, model, recipe, calls[role], continued, draw=draw),
+            )
+    yield from search_server(recipe)
+
+
+def search_server(recipe: Recipe) -> Iterator[Check]:
+    """Yields the check of the search server, if the recipe has one."""
+    if recipe.retrieval.kind == "http":
+        yield "retrieval", partial(_search, recipe.retrieval.url)
+
+
+def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
+    """Yields a warning for each server that is reached unencrypted through a proxy."""
+    if recipe.retrieval.kind == "http":
+        yield from _proxy_warning("retrieval.url", recipe.retrieval.url, "query and passage")
+    for role, model in (recipe.annotating_models | recipe.other_endpoints()).items():
+        if model.engine != "openvino":
+            yield from _proxy_warning(
+                f"{role}.base_url", model.base_url, "prompt, reply and the key"
+            )
+
+
+def log_notes(context: StageContext, recipe: Recipe, data: Data | None = None) -> None:
+    """Logs what was noted about the data, and proxies that can read the prompts."""
+    for line in data.describe_notes() if data else ():
+        context.log(f"data: {line}")
+    for line in (*plaintext_proxy_warnings(recipe), *unused_models(recipe)):
+        context.log(f"note: {line}")
+
+
+def unused_models(recipe: Recipe) -> Iterator[str]:
+    """Yields a line for each model of the recipe that no stage calls."""
+    if recipe.judge and not recipe.active_judge and not recipe.answer_judge:
+        yield (
+            f"judge: nothing uses it, because mcts.evaluator is `{recipe.mcts.evaluator}` and "
+            "evaluation.judge is not set"
+        )
+    if recipe.verifier and not recipe.active_verifier:
+        yield f"verifier: nothing uses it, because rewards.scheme is `{recipe.rewards.scheme}`"
+    if recipe.reward_model and not recipe.active_reward_model:
+        yield (
+            "reward_model: nothing uses it, because neither mcts.evaluator nor pairs.score is "
+            "`reward_model`"
+        )
+
+
+def _proxy_warning(setting: str, url: str | None, seen: str) -> Iterator[str]:
+    if url is None or urlsplit(url).scheme != "http":
+        return
+    with suppress(ConfigError):  # `servers` reports an invalid proxy
+        if (proxy := proxy_for(url)) is not None:
+            yield (
+                f"{setting}: {shown_url(url)} is unencrypted, so the environment's proxy "
+                f"{proxy.address} can read every {seen}: use https, or add the host to NO_PROXY"
+            )
+
+
+def _check_endpoint(
+    block: str,
+    model: ModelSettings,
+    recipe: Recipe,
+    call: Ask,
+    continued: AgentProtocol | None = None,
+    *,
+    draw: bool = False,
+) -> None:
+    """Checks an endpoint, with a role's first `call` if needed.
+
+    Args:
+        block: Block of the recipe with the model's settings.
+        continued: Protocol that needs the endpoint's token ids.
+    """
+    from branchwise.engines import OpenAIEngine, server_kind
+
+    reads_reply = draw
+    # Vendors list models that reject some settings.
+    draw = draw or server_kind(model) != "auto"
+    # A whole reply may take as long as in the run.
+    timeout_s = recipe.limits.timeout_s
+    timeout_s = timeout_s if draw else min(timeout_s, CHECK_TIMEOUT_S)
+    hurried = recipe.limits.model_copy(
+        update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
+    )
+
+    async def check() -> None:
+        # A vLLM engine checks its endpoint when it is entered.
+        async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
+            if isinstance(engine, OpenAIEngine) and not draw:
+                await engine.check()
+            if continued is not None:
+                require_token_ids(engine, continued)
+            if draw:
+                await check_call(engine, call, block, reads_reply=reads_reply)
+
+    asyncio.run(check())
+
+
+def _search(url: str | None) -> None:
+    from branchwise.retrieval import HttpRetriever
+
+    asyncio.run(HttpRetriever(url, CHECK_TIMEOUT_S, attempts=1).search("check", 1))

@@ -1,0 +1,127 @@
+"""The questions of an evaluation, and all settings that its predictions depend on."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from branchwise.agent import protocol_of
+from branchwise.base import ConfigError, object_inside
+from branchwise.retrieval import Retriever
+from branchwise.sources import Data, DataSettings, load_data, repeated_questions
+from branchwise.storage import TRAINED, load_manifest, read_parts, table_to_records
+from branchwise.types import Question
+from branchwise.weights import TRAINING_RECORD
+
+from .inputs import questions_digest
+from .recipe import Recipe, identity
+
+
+def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
+    """Reads the evaluation's questions, over the run's corpus.
+
+    A question is dropped if it fits the protocol of none of the policies. If it fits some, the
+    others skip it.
+    """
+    policies = recipe.policy_recipes(recipe.name).values()
+    protocols = [protocol_of(policy.agent) for policy in policies]
+
+    def unfit(question: Question) -> str | None:
+        reasons = [protocol.unfit(question) for protocol in protocols]
+        return None if None in reasons else reasons[0]
+
+    return load_data(data_settings(recipe, limit), recipe.seed, unfit=unfit)
+
+
+def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
+    """Returns the data settings of the evaluation: its own set or mix, or a split of the data.
+
+    A run's `data.skip` does not apply, so that all policies answer the same questions.
+    """
+    evaluation = recipe.evaluation
+    update: dict[str, Any] = {"limit": limit or evaluation.limit}
+    if evaluation.mix:
+        update["mix"] = evaluation.mix
+    elif evaluation.set is None:
+        update["split"] = evaluation.split
+        update["mix"] = tuple(part.model_copy(update=update) for part in recipe.data.mix)
+    else:
+        update = evaluation.set.model_dump() | update | {"mix": ()}
+    return recipe.data.model_copy(update={**update, "skip": 0})
+
+
+def set_name(recipe: Recipe) -> str:
+    """Returns the name of the evaluated set: source (several if the data is a mix) and split."""
+    evaluation = recipe.evaluation
+    mix = (evaluation.set,) if evaluation.set is not None else evaluation.mix
+    sources = [part.source for part in mix or recipe.data.mix or (recipe.data,)]
+    splits = [part.split or "all" for part in mix] or [evaluation.split]
+    return "-".join("+".join(dict.fromkeys(names)) for names in (sources, splits))
+
+
+def evaluation_identity(
+    recipe: Recipe,
+    limit: int | None,
+    candidates: Mapping[str, Any],
+    data: Data,
+    retriever: Retriever,
+) -> dict[str, Any]:
+    """Returns settings, and digests of prompts, questions, index and weights, that decide answers.
+
+    Args:
+        candidates: Settings that affect the answers of each policy and baseline, by name.
+    """
+    baselines = {name: candidates[name] for name in recipe.evaluation.baselines}
+    return {
+        **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
+        **answering(recipe),
+        "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
+        "policies": {name: candidates[name] for name in candidates if name not in baselines},
+        "index_digest": retriever.digest,
+        "questions_digest": questions_digest(data.questions),
+        "baselines": baselines,
+        "draw": recipe.evaluation.draw,
+    }
+
+
+def answering(recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings, and the digest of the prompts, that apply to every policy."""
+    passing, policy = {"model", "temperature", "price_per_million"}, identity(recipe.policy)
+    return {
+        "agent": recipe.agent.model_dump(mode="json"),
+        "policy": {name: policy[name] for name in policy if name not in passing},
+        "temperature": recipe.evaluation.temperature,
+        "prompt_hash": protocol_of(recipe.agent).prompt_hash,
+    }
+
+
+def check_no_overlap(run: Path, policies: Iterable[Recipe], questions: Sequence[Question]) -> None:
+    """Rejects questions that this run, or a policy's training run, was annotated or trained with.
+
+    Raises:
+        ConfigError: If some overlap, by id or by text.
+    """
+    trained = (_trained_on(policy.policy.trainable) for policy in policies)
+    for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
+        if seen := repeated_questions(questions, _learned_from(folder)):
+            raise ConfigError(
+                f"{len(seen)} of {len(questions)} evaluation questions were annotated or trained "
+                f"on in {folder}, such as {seen[0].question!r}: draw data.split and the "
+                "evaluation's set from different splits"
+            )
+
+
+def _learned_from(run: Path) -> Iterator[Question]:
+    """Yields the questions of a run's trees, and those that `train-grpo` drew rollouts of."""
+    if not run.is_dir():
+        return
+    for table in dict.fromkeys(part.table for part in load_manifest(run).parts):
+        if table == "questions" or table.startswith(f"{TRAINED}/"):
+            yield from table_to_records(read_parts(run, table), Question)
+
+
+def _trained_on(model: str) -> str | None:
+    """Returns the run of a policy's training rows, if its folder records it."""
+    try:
+        return Path(object_inside(Path(model), TRAINING_RECORD)["data"]["run"]).name
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        return None

@@ -1,0 +1,413 @@
+"""The recipe: all settings, and the digests that identify a run."""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, field_validator
+
+from branchwise.agent import AgentSettings
+from branchwise.analysis import LABELS
+from branchwise.annotation import PairSettings
+from branchwise.base import Settings
+from branchwise.engines import JudgeSettings, ModelSettings
+from branchwise.evaluation import EvaluatedPolicy, EvaluationSettings, PolicyName
+from branchwise.mcts import SearchSettings
+from branchwise.retrieval import RetrievalSettings
+from branchwise.rewards import RewardScheme, RewardSettings, SpreSettings, scheme_of
+from branchwise.sources import OWN_SOURCES, DataSettings, SetSettings, Split
+from branchwise.training import TrainingSettings
+
+
+class CycleCounts(Settings):
+    """Most cycles per stage; 0 skips a stage.
+
+    Attributes:
+        discovery: Cycles of the first stage.
+        refinement: Cycles of the second stage.
+    """
+
+    discovery: int = Field(default=1, ge=0)
+    refinement: int = Field(default=1, ge=0)
+
+    @property
+    def total(self) -> int:
+        """Largest number of cycles of both stages together."""
+        return self.discovery + self.refinement
+
+
+class CurriculumSettings(Settings):
+    """Discovery, then Refinement, each in cycles (EVO-RAG sections 3.4, 3.5 and 3.7).
+
+    Attributes:
+        cycles: Most cycles of trees, reward model, policy training and dev evaluation.
+        patience: Cycles in a row without a higher dev EM after which a stage stops.
+        questions: Questions per cycle, disjoint from earlier cycles; defaults to `data.limit`.
+        dev_questions: Questions of split `dev` that every policy is evaluated on.
+        reward_model: Whether each cycle trains a reward model. With `pairs.score: reward_model` its
+            scores decide the pairs; otherwise it is only reported.
+    """
+
+    cycles: CycleCounts = CycleCounts()
+    patience: int = Field(default=2, ge=1)
+    questions: int | None = Field(default=None, ge=1)
+    dev_questions: int = Field(default=200, ge=1)
+    reward_model: bool = True
+
+
+Wanted = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class DifficultySettings(Settings):
+    """How `branchwise select` rates questions and draws stages (R1-Searcher section 2.1).
+
+    Attributes:
+        policy: Rater, in the form of an entry of `evaluation.policies`; defaults to the recipe's
+            policy, and its temperature to 1.
+        rollouts: Most rollouts per question. Sampling ends at the first correct one (cover-EM);
+            without one the question is `unsolved`.
+        easy: Most rollouts that an `easy` question needs for its first correct one.
+        medium: Most rollouts that a `medium` question needs; one that needs more is `difficult`.
+        stages: Name → label → number of questions, such as `{"1": {medium: 350}}`. A label may name
+            a source: `hotpotqa/medium`. If there are fewer questions, proportions are kept.
+            Defaults to the paper's.
+    """
+
+    policy: EvaluatedPolicy | None = None
+    rollouts: int = Field(default=32, ge=1, le=10_000)
+    easy: int = Field(default=9, ge=1)
+    medium: int = Field(default=20, ge=1)
+    stages: dict[PolicyName, Annotated[dict[str, Wanted], Field(min_length=1)]] = Field(
+        default={"1": {"medium": 350}, "2": {"medium": 3648, "difficult": 4500}}
+    )
+
+    @field_validator("stages")
+    @classmethod
+    def _check_buckets(cls, stages: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        names = [name for wanted in stages.values() for name in wanted]
+        if unknown := [name for name in names if name.rpartition("/")[2] not in LABELS]:
+            raise ValueError(f"no such label ({unknown[0]}). Choose among {', '.join(LABELS)}")
+        if len({"/" in name for name in names}) > 1:
+            raise ValueError("names sources for some labels only. Name them for all, or for none")
+        return stages
+
+
+S = TypeVar("S", bound=Settings)
+M = TypeVar("M", bound=ModelSettings)
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
+"""Pattern of folder names."""
+
+
+MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum", "difficulty", "stages"})
+"""Blocks that may change when an annotation resumes; all others define the rows."""
+
+MODELS = ("policy", "judge", "verifier")
+"""Blocks that name a model."""
+
+StageName = Literal[
+    "warm-start", "select", "annotate", "train-sft", "train-dpo", "train-grpo", "eval"
+]
+
+JUDGE = "evaluation.judge"
+"""Setting that names the judge of answers."""
+
+ENDPOINT = {
+    *("base_url", "api_key_env", "price_per_million", "request", "server", "server_args"),
+    *("structured_output", "weights"),
+}
+"""Settings that a policy or rater at another endpoint does not inherit, such as the key."""
+
+HOSTED_MODEL = {"price_per_million", "weights"}
+"""Settings that another model of the same hosted endpoint does not inherit."""
+
+_USUAL = ModelSettings()
+
+
+def identity_settings(recipe: "Recipe") -> dict[str, Any]:
+    """Returns the settings of a recipe that identify a run, as plain values.
+
+    The number of questions is not included: it changes no row, and `runs.inputs` checks the
+    questions.
+    """
+    passing: dict[str, Any] = {**dict.fromkeys(MAY_CHANGE, True), "data": {"limit"}}
+    models = {name: getattr(recipe, name) for name in MODELS}
+    identities = {name: identity(model) for name, model in models.items() if model is not None}
+    return recipe.model_dump(mode="json", exclude=passing) | identities
+
+
+def identity(model: ModelSettings) -> dict[str, Any]:
+    """Returns a model's settings that decide its replies, as plain values; price and key are reset.
+
+    The address of a vLLM server is reset too, because its weights identify it. Any other endpoint
+    is identified by its address alone.
+    """
+    passing = {"price_per_million", "api_key_env"}
+    if model.engine == "vllm":
+        passing.add("base_url")
+    settings = model.model_dump(mode="json")
+    settings["request"]["headers_env"] = {}  # names of variables with keys
+    return settings | ModelSettings().model_dump(mode="json", include=passing)
+
+
+class LimitSettings(Settings):
+    """Limits of a run.
+
+    Attributes:
+        max_concurrency: Most calls in flight per endpoint; fewer if it is overloaded.
+        max_questions_in_flight: Questions processed at once. Set it above `max_concurrency`, or
+            slots stay idle. Defaults to 256 at an endpoint and 24 in the embedded engine.
+        kv_cache_gib: GiB of the embedded engine's key-value cache; an embedded judge has its own.
+            One GiB holds about 23,000 tokens of the packaged model. Prompts of a tree that do not
+            fit are recomputed.
+        timeout_s: Seconds per attempt at a call.
+        deadline_s: Seconds from a call's first attempt, including retries and the waits between
+            them; at least `timeout_s`.
+        max_usd: Dollar limit per run folder, over all attempts and stages; each curriculum cycle
+            has its own folder. Only models with a `price_per_million` cost money. At the limit,
+            calls in flight finish and the stage exits with 3.
+        max_tokens: Token limit per run folder: prompts and completions of all models. Otherwise as
+            `max_usd`.
+        max_hours: Limit per attempt at one stage that calls models; unlimited by default. Trainings
+            on stored data ignore it.
+        max_failed_share: Share of failed questions above which a stage exits with 4; for
+            `train-grpo`, share of a batch's rollouts above which the training ends with 1.
+    """
+
+    max_concurrency: int = Field(default=64, ge=1)
+    max_questions_in_flight: int | None = Field(default=None, ge=1)
+    kv_cache_gib: int = Field(default=4, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0)
+    deadline_s: float = Field(default=900.0, gt=0)
+    max_usd: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    max_hours: float | None = Field(default=None, gt=0)
+    max_failed_share: float = Field(default=0.05, ge=0, le=1)
+
+
+class EvaluationConfig(EvaluationSettings):
+    """Evaluation and its questions.
+
+    Attributes:
+        set: Question set, without `limit`; defaults to the run's own source, or to each source of
+            its mix.
+        mix: Several sets instead of `set`, together up to `limit`; the table counts by source.
+        split: Split to draw from if neither is set. Choose settings on `dev`; report `test`.
+    """
+
+    set: SetSettings | None = None
+    mix: tuple[SetSettings, ...] = ()
+    split: Split = "test"
+
+
+class Recipe(Settings):
+    """All settings of a run; its `provenance.json` holds the resolved recipe.
+
+    Attributes:
+        name: Run name. Output goes to `datasets/<name>` and `models/<name>`.
+        seed: Random seed for question sampling, tree search and training.
+        stages: Stages of `make all`, in order.
+        rewards: Reward scheme and its settings.
+        verifier: Model that judges whether the evidence suffices when the policy refuses. Defaults
+            to the gold documents.
+        reward_model: Folder written by `branchwise train-rm`, for `mcts.evaluator` and
+            `pairs.score`.
+        cycle: Curriculum cycle of this run; 0 outside a curriculum. It is part of a tree's id.
+    """
+
+    name: str = Field(pattern=NAME_PATTERN)
+    seed: int = 0
+    cycle: int = Field(default=0, ge=0, le=9999)
+    stages: tuple[StageName, ...] = Field(default=("annotate", "train-dpo", "eval"), min_length=1)
+    data: DataSettings = DataSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    agent: AgentSettings = AgentSettings()
+    policy: ModelSettings = ModelSettings()
+    judge: JudgeSettings | None = None
+    mcts: SearchSettings = SearchSettings()
+    rewards: RewardSettings = SpreSettings()
+    verifier: JudgeSettings | None = None
+    reward_model: str | None = None
+    pairs: PairSettings = PairSettings()
+    limits: LimitSettings = LimitSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    curriculum: CurriculumSettings = CurriculumSettings()
+    difficulty: DifficultySettings = DifficultySettings()
+
+    def with_comparison(self) -> "Recipe":
+        """Returns this recipe with the default of `rewards.comparison` for its data filled in."""
+        if self.rewards.comparison is not None:
+            return self
+        is_own = {part.source for part in self.data.mix or (self.data,)} <= OWN_SOURCES
+        comparison = "strict" if is_own else "squad"
+        rewards = self.rewards.model_copy(update={"comparison": comparison})
+        return self.model_copy(update={"rewards": rewards})
+
+    @property
+    def scheme(self) -> RewardScheme:
+        """The reward scheme of `rewards:`."""
+        return scheme_of(self)
+
+    @property
+    def active_judge(self) -> JudgeSettings | None:
+        """Returns the judge that the search uses, or None."""
+        return self.judge if self.mcts.evaluator == "judge" else None
+
+    @property
+    def active_verifier(self) -> JudgeSettings | None:
+        """Returns the verifier of refusals, or None if it is not used."""
+        return self.verifier if self.scheme.asks_verifier else None
+
+    @property
+    def annotating_models(self) -> dict[str, ModelSettings]:
+        """Returns the models that `annotate` calls, by role."""
+        models = {
+            "policy": self.policy,
+            "judge": self.active_judge,
+            "verifier": self.active_verifier,
+        }
+        return {role: model for role, model in models.items() if model is not None}
+
+    @property
+    def active_reward_model(self) -> str | None:
+        """Returns the reward model that search or pairs use, or None."""
+        searched = self.mcts.kind == "tree" and self.mcts.evaluator == "reward_model"
+        return self.reward_model if searched or self.pairs.score == "reward_model" else None
+
+    @property
+    def questions_in_flight(self) -> int:
+        """Number of questions processed at once."""
+        fitting = 24 if self.policy.engine == "openvino" else 256
+        return self.limits.max_questions_in_flight or fitting
+
+    def policy_recipes(self, run: str) -> dict[str, "Recipe"]:
+        """Returns, for every evaluated policy, this recipe with the policy's settings, by name.
+
+        Args:
+            run: Name of the run; replaces `{run}` in model names.
+        """
+        named = self.evaluation.policies or {"policy": EvaluatedPolicy(model=self.policy.model)}
+        greedy = self.evaluation.temperature
+        return {name: self._with_policy(policy, run, greedy) for name, policy in named.items()}
+
+    def rater_recipe(self, run: str) -> "Recipe":
+        """Returns this recipe with the rater of questions as its only policy.
+
+        Its `evaluation.temperature` is the temperature of the rater's rollouts. See
+        `policy_recipes` for `run`.
+        """
+        rater = self.difficulty.policy or EvaluatedPolicy(model=self.policy.model)
+        recipe = self._with_policy(rater, run, 1.0)
+        alone = recipe.evaluation.model_copy(update={"policies": {}, "judge": None})
+        return recipe.model_copy(update={"evaluation": alone, "judge": None, "verifier": None})
+
+    def reader_recipe(self, run: str) -> "Recipe":
+        """Returns this recipe with the model of the baselines as its only policy.
+
+        See `policy_recipes` for `run`.
+        """
+        untrained = "packaged" if self.policy.engine == "openvino" else self.policy.model
+        reader = self.evaluation.baseline_model or EvaluatedPolicy(model=untrained)
+        return self._with_policy(reader, run, self.evaluation.temperature)
+
+    def _with_policy(self, policy: EvaluatedPolicy, run: str, temperature: float) -> "Recipe":
+        settings = {name: getattr(policy, name) for name in policy.model_fields_set}
+        settings["model"] = policy.model.replace("{run}", run)
+        temperature = settings.pop("temperature", temperature)
+        blocks = {
+            "policy": _with_settings(self.policy, settings),
+            "agent": _updated(self.agent, settings),
+            "evaluation": self.evaluation.model_copy(update={"temperature": temperature}),
+        }
+        return self.model_copy(update=blocks)
+
+    @property
+    def answer_judge(self) -> JudgeSettings | None:
+        """The model of `evaluation.judge`; settings that it does not set come from `judge:`."""
+        judge = self.evaluation.judge
+        if judge is None:
+            return None
+        settings = {name: getattr(judge, name) for name in judge.model_fields_set}
+        settings["temperature"] = judge.temperature
+        return _with_settings(self.judge or JudgeSettings(), settings)
+
+    def evaluated_models(self, run: str) -> dict[str, ModelSettings]:
+        """Returns the models that an evaluation asks, by setting; see `policy_recipes`."""
+        models = {
+            f"evaluation.policies.{name}" if self.evaluation.policies else "policy": recipe.policy
+            for name, recipe in self.policy_recipes(run).items()
+        }
+        if set(self.evaluation.baselines) - {"majority"}:
+            models["evaluation.baseline_model"] = self.reader_recipe(run).policy
+        return models
+
+    def question_sets(self) -> Iterator[tuple[str, SetSettings]]:
+        """Yields the sets to annotate and to evaluate, with their settings' names."""
+        for questions in self.data.mix or (self.data,):
+            yield "data.mix" if self.data.mix else "data", questions
+        if self.evaluation.set is not None:
+            yield "evaluation.set", self.evaluation.set
+        for questions in self.evaluation.mix:
+            yield "evaluation.mix", questions
+
+    def other_endpoints(self) -> dict[str, ModelSettings]:
+        """Returns the models of evaluations and the rater that have another endpoint or price than
+        the policy, and the answer judge, by setting.
+        """
+        models = self.evaluated_models(self.name)
+        models["difficulty.policy"] = self.rater_recipe(self.name).policy
+        here = _endpoint_and_price(self.policy)
+        others = {
+            name: model for name, model in models.items() if _endpoint_and_price(model) != here
+        }
+        return others if (judge := self.answer_judge) is None else {**others, JUDGE: judge}
+
+    @property
+    def decisive_digest(self) -> str:
+        """Hash of the identity settings (12 hex digits)."""
+        return _hash(identity_settings(self))
+
+    def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
+        """Returns the hash of the named blocks, or of the whole recipe (12 hex digits).
+
+        Args:
+            blocks: Names of the blocks; defaults to all.
+            without: Settings to exclude, such as `training.dpo.micro_batch`.
+        """
+        content = self.model_dump(mode="json", include=set(blocks) if blocks else None)
+        for path in without:
+            *blocks_of_it, last = path.split(".")
+            reduce(dict.__getitem__, blocks_of_it, content).pop(last)
+        return _hash(content)
+
+
+def _endpoint_and_price(model: ModelSettings) -> tuple[object, ...]:
+    return model.engine, model.base_url, model.price_per_million
+
+
+def _with_settings(model: M, settings: Mapping[str, Any]) -> M:
+    """Returns a model with other settings.
+
+    It does not inherit `ENDPOINT` at another endpoint, nor `HOSTED_MODEL` as another model of the
+    same one. A server of one's own costs the same for every model.
+    """
+    named = settings.keys() & {"engine", "base_url", "model"}
+    differing = {name for name in named if settings[name] != getattr(model, name)}
+    if differing - {"model"}:
+        model = _updated(model, {name: getattr(_USUAL, name) for name in ENDPOINT})
+    elif differing and model.engine == "openai":
+        model = _updated(model, {name: getattr(_USUAL, name) for name in HOSTED_MODEL})
+    return _updated(model, settings)
+
+
+def _updated(block: S, values: Mapping[str, Any]) -> S:
+    known = {name: value for name, value in values.items() if name in type(block).model_fields}
+    return block.model_copy(update=known)
+
+
+def _hash(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()

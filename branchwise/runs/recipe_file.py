@@ -1,0 +1,228 @@
+"""Reads a recipe file: one YAML document, checked completely before anything loads.
+
+Applies `--set`, and reports all mistakes at once, each with its line and the nearest valid key.
+Files of questions and passages may be relative to the recipe's folder.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from branchwise.base import (
+    REDACTED,
+    ConfigError,
+    did_you_mean,
+    names_secret,
+    parse_yaml,
+    read_named,
+    redacted_setting,
+    terminal_safe,
+)
+from branchwise.rewards import SchemeSettings, settings_class
+
+from .recipe import Recipe
+from .recipe_checks import find_conflicts
+from .record import CONFIG, PROVENANCE
+
+_MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
+"""Settings whose value messages do not repeat, because users put keys there by mistake."""
+RECIPE_BYTES = 256 << 10
+"""Largest size of a recipe; a file with all settings and comments has a twentieth of it."""
+_SHOWN = 200
+"""Characters of a wrong value that a message repeats."""
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe and applies `--set a.b=value` overrides.
+
+    Raises:
+        ConfigError: With every mistake, its file and line, and advice.
+    """
+    recipe, problems, unsound = _read(path, overrides)
+    problems += [f"{path}: {problem}" for problem in find_conflicts(recipe, unsound)]
+    if problems:
+        raise ConfigError("\n".join(map(terminal_safe, problems)))
+    return recipe
+
+
+def load_recipe_leniently(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe leniently, under any installation; faulty blocks get their defaults.
+
+    Raises:
+        ConfigError: If the file cannot be read, or is not a YAML mapping.
+    """
+    return _read(path, overrides)[0]
+
+
+def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[str]]:
+    document = parse_yaml(_text_of(path), str(path))
+    values = document.value
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of settings, such as `name: mine`")
+    problems = [
+        f"{path}:{line}: `{key}` is repeated; remove one" for key, line in document.repeated
+    ]
+    _resolve_data_files(path, values)
+    problems += [p for p in (_override(values, item) for item in overrides) if p]
+    recipe, faults = _validated(values)
+    set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+    problems += [_explain(path, document.lines, values, set_here, fault) for fault in faults]
+    return recipe, problems, {str(fault["loc"][0]) for fault in faults}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_named(path, RECIPE_BYTES).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the recipe: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from error
+
+
+def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:
+    """Replaces data files of an unchecked recipe that are in its folder by their full paths.
+
+    A run's own `config.yaml` holds resolved paths, and the folders beside it, such as `trees/`, are
+    not a corpus.
+    """
+    if recipe.name == CONFIG and (recipe.parent / PROVENANCE).exists():
+        return
+    for block in _data_blocks(values):
+        if "questions" in block and block.get("source") != "hub":
+            block["questions"] = _resolved(recipe, block["questions"])
+        if isinstance(block.get("corpus"), list):
+            block["corpus"] = [_resolved(recipe, given) for given in block["corpus"]]
+        elif "corpus" in block:
+            block["corpus"] = _resolved(recipe, block["corpus"])
+
+
+def _data_blocks(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the blocks of an unchecked recipe that may name files of questions or passages."""
+    blocks = [_inside(values, "data"), _inside(values, "evaluation", "set")]
+    start = "training", "warm_start"
+    mixes = ("data", "mix"), ("evaluation", "mix"), (*start, "sets"), (*start, "reading", "sets")
+    for mix in mixes:
+        listed = _inside(values, *mix)
+        blocks += listed if isinstance(listed, list) else []
+    yield from (block for block in blocks if isinstance(block, dict))
+
+
+def _inside(values: Any, *keys: str) -> Any:
+    """Returns the value at a path of keys; None if there is none."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _resolved(recipe: Path, given: Any) -> Any:
+    """Returns the file's path in the recipe's folder, or `given` if it is not there.
+
+    Also returns `given` if it is the same file seen from the current folder, so that the recipe of
+    an earlier run stays equal.
+    """
+    if not isinstance(given, str) or not given.strip():
+        return given
+    inside, here = recipe.parent / given, Path(given)
+    try:
+        use_given = not inside.exists() or (here.exists() and here.samefile(inside))
+    except (OSError, ValueError):  # not a path, or not readable; reading it reports that
+        return given
+    return given if use_given else str(inside)
+
+
+def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
+    """Returns the recipe and its errors; faulty blocks get their defaults."""
+    try:
+        return Recipe.model_validate(values).with_comparison(), []
+    except ValidationError as error:
+        faults: list[dict[str, Any]] = [dict(fault) for fault in error.errors()]
+    unsound = {fault["loc"][0] for fault in faults}
+    sound = {
+        name: values[name] for name in Recipe.model_fields.keys() & values if name not in unsound
+    }
+    return Recipe.model_validate({"name": "unnamed", **sound}), faults
+
+
+def _override(values: dict[str, Any], item: str) -> str | None:
+    """Applies one `a.b=value` in place; returns an error message or None."""
+    key, equals, raw = item.partition("=")
+    if not equals or not key:
+        return f"--set {redacted_setting(item)}: write it as --set section.key=value"
+    try:
+        value = parse_yaml(raw, "value").value
+    except ConfigError as error:
+        if redacted_setting(item) != item:
+            return f"--set {redacted_setting(item)}: cannot parse the value; quote it"
+        return f"--set {key}: cannot parse the value ({error}); quote it"
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = values.get(section)
+        if inner is not None and not isinstance(inner, dict):
+            return f"--set {key}: `{section}` is one value in the recipe, not a block of settings"
+        values[section] = inner = dict(inner or {})
+        values = inner
+    values[last] = value
+    return None
+
+
+def _explain(
+    path: Path,
+    lines: dict[tuple[str, ...], int],
+    values: dict[str, Any],
+    set_here: set[tuple[str, ...]],
+    error: dict[str, Any],
+) -> str:
+    location = tuple(str(part) for part in error["loc"])
+    known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
+    place = f"{path}:{lines[known]}" if known else str(path)
+    overriding = [k for k in set_here if location[: len(k)] == k or k[: len(location)] == location]
+    if overriding:
+        place = f"--set {'.'.join(min(overriding))}"
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        hint = did_you_mean(location[-1], _valid_keys(location[:-1], values), cutoff=0.5)
+        return f"{place}: `{key}` is not a setting{hint}"
+    if error["type"] == "missing":
+        return f"{path}: `{key}` is missing"
+    return f"{place}: `{key}`: {error['msg']} (given: {_shown(location[-1], error['input'])})"
+
+
+def _shown(name: str, value: Any) -> str:
+    try:
+        text = repr(_without_keys(name, value))
+    except ValueError:  # Python does not convert integers of thousands of digits to decimal
+        return "a number too long to show"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _without_keys(name: str, value: Any) -> Any:
+    """Returns the given value of a setting with possible keys removed."""
+    if names_secret(name) or name in _MAY_HOLD_KEYS:
+        return REDACTED
+    if isinstance(value, dict):
+        return {key: _without_keys(str(key), inner) for key, inner in value.items()}
+    return value
+
+
+def _valid_keys(section: Sequence[str], values: dict[str, Any]) -> list[str]:
+    """Returns the names of the settings in a section of a recipe with these values."""
+    model: type[BaseModel] = Recipe
+    for name in section:
+        if name not in model.model_fields:
+            continue  # an entry's number or a policy's name
+        models = _models_in(model.model_fields[name].annotation)
+        if not models:
+            return []
+        model = models[0]
+        if model is SchemeSettings:  # its settings depend on its name
+            model = settings_class(values["rewards"])
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    arguments = getattr(annotation, "__args__", ())
+    return [model for argument in arguments for model in _models_in(argument)]

@@ -1,0 +1,191 @@
+"""Grows trees with the annotator and the engines of a recipe."""
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from functools import partial
+
+from branchwise.agent import Environment, protocol_of
+from branchwise.annotation import (
+    AnnotatedQuestion,
+    Annotator,
+    Evaluator,
+    Judge,
+    JudgeEvaluator,
+    Labeller,
+    Provenance,
+    RewardModelEvaluator,
+    RolloutEvaluator,
+)
+from branchwise.base import Log, digest_of, map_concurrently
+from branchwise.engines import Engine
+from branchwise.retrieval import Retriever
+from branchwise.rewards import RewardModel, RewardScheme, scheme_of
+from branchwise.storage import Ledger
+from branchwise.types import Question
+
+from .cost_bounds import FREE, CostRange
+from .factories import (
+    environment_for,
+    open_engine,
+    replaying_engine,
+    sampling_for,
+)
+from .progress import Progress
+from .recipe import Recipe
+from .stage import Gate
+from .trained_reward_model import reward_model_for
+
+LABELLING = ("rewards", "pairs", "reward_model")
+"""Blocks of the recipe that decide labels and pairs."""
+
+
+@dataclass(frozen=True)
+class Reread:
+    """An earlier run whose stored replies are read again: its ledger, and digests by role."""
+
+    ledger: Ledger
+    digests: Mapping[str, str]
+
+    def of(self, role: str) -> tuple[Ledger, str] | None:
+        """Returns the ledger and a role's digest there; None if the run has no such role."""
+        return (self.ledger, self.digests[role]) if role in self.digests else None
+
+
+async def grow_questions(
+    recipe: Recipe,
+    pending: Iterable[Question],
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Gate,
+    progress: Progress,
+    log: Log,
+    replayed: Mapping[str, str] | None = None,
+    reread: Reread | None = None,
+    bound: CostRange = FREE,
+) -> AsyncGenerator[AnnotatedQuestion, None]:
+    """Annotates pending questions until the gate closes; yields them as they finish.
+
+    Args:
+        log: Callback for messages about a failing endpoint.
+        replayed: Digests of the models by role, to replay their stored calls without the models;
+            None opens the models.
+        reread: An earlier run whose replies are read again instead of being paid for.
+        bound: Bounds of the cost of a question. As a limit nears, fewer questions begin, so that
+            those in progress can be finished.
+    """
+
+    async def work(question: Question) -> AnnotatedQuestion:
+        progress.in_flight += 1
+        try:
+            report_progress = partial(progress.partial.__setitem__, question.id)
+            annotated = await annotator.annotate(question, report_progress)
+        finally:
+            progress.in_flight -= 1
+            progress.partial.pop(question.id, None)
+        rewards = [node.reward for node in annotated.nodes if node.reward is not None]
+        progress.done += 1
+        progress.failed += annotated.failure is not None
+        progress.pairs += len(annotated.pairs)
+        progress.reward_sum += sum(rewards)
+        progress.rewarded += len(rewards)
+        return annotated
+
+    async with AsyncExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for role, model in recipe.annotating_models.items():
+            engine = (
+                open_engine(
+                    model, recipe, ledger, gate.check, log, reread.of(role) if reread else None
+                )
+                if replayed is None
+                else replaying_engine(model, replayed[role], ledger)
+            )
+            engines[role] = await stack.enter_async_context(engine)
+        annotator = annotator_for(
+            recipe, engines["policy"], engines.get("judge"), engines.get("verifier"), retriever
+        )
+
+        def at_once() -> int:
+            finished = progress.done - progress.resumed_from
+            begun = sum(progress.partial.values())
+            return gate.fitting(recipe.questions_in_flight, finished, begun, bound)
+
+        # Closed here, because the work must end before engines and ledger close.
+        async with aclosing(map_concurrently(gate.admit(pending), work, at_once)) as finished:
+            async for annotated in finished:
+                yield annotated
+
+
+def annotator_for(
+    recipe: Recipe,
+    policy: Engine,
+    judge: Engine | None,
+    verifier: Engine | None,
+    retriever: Retriever,
+) -> Annotator:
+    """Returns the recipe's annotator; judge and verifier are None if it does not use them."""
+    environment = environment_for(recipe, policy, retriever)
+    reward_model = reward_model_for(recipe)
+    scored_by = reward_model if recipe.pairs.score == "reward_model" else None
+    scheme = scheme_of(recipe, verifier)
+    return Annotator(
+        environment=environment,
+        evaluator=_evaluator(recipe, environment, scheme, judge, reward_model),
+        search=recipe.mcts,
+        sampling=sampling_for(recipe.policy, recipe.mcts.temperature),
+        labeller=Labeller(
+            scheme,
+            recipe.pairs,
+            environment.prompt,
+            provenance_of(recipe, policy.digest, scored_by),
+            scored_by,
+        ),
+    )
+
+
+def provenance_of(recipe: Recipe, policy_digest: str, scored_by: RewardModel | None) -> Provenance:
+    """Returns the provenance of rows that a recipe's policy and labels make."""
+    return Provenance(
+        seed=recipe.seed,
+        cycle=recipe.cycle,
+        policy_model=recipe.policy.model,
+        policy_digest=policy_digest,
+        judge_model=recipe.active_judge.model if recipe.active_judge else None,
+        prompt_hash=protocol_of(recipe.agent).prompt_hash,
+        label_digest=label_digest(recipe, scored_by),
+        config_digest=recipe.decisive_digest,
+    )
+
+
+def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
+    """Returns the hash of everything that decides labels and pairs.
+
+    That is: the settings, whether a verifier is used, and the reward model.
+    """
+    resolved = recipe.model_copy(update={"rewards": recipe.scheme.resolved})
+    verified = str(recipe.active_verifier is not None)
+    scored = [] if scored_by is None else [scored_by.digest]
+    return digest_of(resolved.digest(*LABELLING), verified, *scored)[:12]
+
+
+def _evaluator(
+    recipe: Recipe,
+    environment: Environment,
+    scheme: RewardScheme,
+    judge: Engine | None,
+    reward_model: RewardModel | None,
+) -> Evaluator | None:
+    """Returns the evaluator of inner nodes; None for playouts and chains."""
+    if judge is not None and recipe.active_judge is not None:
+        return JudgeEvaluator(
+            Judge(judge, recipe.active_judge, recipe.seed, recipe.agent.history == "responses"),
+            scheme,
+            recipe.mcts.judge_terminals,
+        )
+    if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":
+        return None
+    if recipe.mcts.evaluator == "reward_model" and reward_model is not None:
+        return RewardModelEvaluator(reward_model, environment.prompt)
+    drawn = sampling_for(recipe.policy, recipe.mcts.rollout_temperature)
+    return RolloutEvaluator(environment, drawn, recipe.mcts.rollouts, scheme)

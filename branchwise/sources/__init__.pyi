@@ -1,0 +1,13 @@
+from .files import existing as existing
+from .files import read_rows as read_rows
+from .jsonl import line_of as line_of
+from .load import Data as Data
+from .load import load_data as load_data
+from .load import load_split as load_split
+from .load import unanswerable as unanswerable
+from .settings import OWN_SOURCES as OWN_SOURCES
+from .settings import DataSettings as DataSettings
+from .settings import SetSettings as SetSettings
+from .settings import Split as Split
+from .splits import folded_question as folded_question
+from .splits import repeated_questions as repeated_questions

@@ -1,0 +1,144 @@
+"""Commits annotated questions: a question's tree and pairs enter the manifest together.
+
+Each part is written completely before the manifest names it. A part holds several questions, so
+that a large run does not become a folder of tiny files. A question that was finished but not
+committed before a crash is replayed from the ledger at no cost.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from branchwise.annotation import AnnotatedQuestion
+from branchwise.base import terminal_safe
+from branchwise.runs import Run, empty_replies, estimates, model_digest, spending
+from branchwise.storage import (
+    Ledger,
+    Part,
+    load_manifest,
+    part_number,
+    part_of,
+    question_ids,
+    read_parts,
+    rows_to_table,
+    schema_of,
+    table_to_records,
+)
+from branchwise.types import Failure, Question
+
+QUESTIONS_A_PART = 16
+"""Fewest questions per part; after a kill, at most this many are replayed."""
+MOST_QUESTIONS_A_PART = 256
+FAILED = "question failed"
+"""Prefix of counts of failed questions by kind."""
+PARTS = 500
+"""Number of parts above which parts get larger, because every commit rewrites the manifest."""
+
+
+@dataclass
+class Committer:
+    """Commits finished questions.
+
+    Attributes:
+        notes: Numbers of dropped or noted data rows, by reason.
+    """
+
+    run: Run
+    ledger: Ledger
+    questions: Sequence[Question]
+    notes: Mapping[str, int]
+    _waiting: list[AnnotatedQuestion] = field(default_factory=list)
+    _failures: list[Failure] = field(default_factory=list)
+
+    def pending(self) -> list[Question]:
+        """Returns questions without a committed tree, in the run's order; retries failed ones."""
+        if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
+            self._write([self._part("questions", self.questions, None)])
+        done = question_ids(self.run.folder, "trees")
+        return [q for q in self.questions if q.id not in done]
+
+    def add(self, annotated: AnnotatedQuestion) -> None:
+        """Adds a finished question; commits when a part is full."""
+        if annotated.failure is not None:
+            self._failures.append(annotated.failure)
+            return
+        self._waiting.append(annotated)
+        most = min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART)
+        if len(self._waiting) >= max(QUESTIONS_A_PART, most):
+            self.flush()
+
+    def flush(self) -> None:
+        """Commits the waiting questions as the next part: the first free number.
+
+        So questions of a part that `branchwise verify` dropped return under its name.
+        """
+        if not self._waiting:
+            return
+        # In the order of ids, so that a part's content does not depend on the order of finishing.
+        batch = sorted(self._waiting, key=lambda annotated: annotated.question.id)
+        numbers = {part_number(part) for part in load_manifest(self.run.folder).of("trees")}
+        number = next(n for n in count() if n not in numbers)
+        trees = self._part("trees", [n for a in batch for n in a.nodes], number)
+        # Stored in the part, so that counts of all attempts add up without duplicates.
+        counts = dict(sum((a.counts for a in batch), Counter[str]()))
+        trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
+        self._write([trees, self._part("pairs", [p for a in batch for p in a.pairs], number)])
+        self._waiting.clear()
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            part.write(self.run.folder)
+        self.run.commit([part.info for part in parts])
+
+    def _part(self, table: str, rows: Sequence[Any], number: int | None) -> Part:
+        return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)
+
+    def finish(self) -> dict[str, Any]:
+        """Commits the rest and the failures; returns the run's totals over all attempts."""
+        self.flush()
+        failures = self._write_failures()
+        manifest = load_manifest(self.run.folder)
+        return {
+            "run": str(self.run.folder),
+            "questions": len(self.questions),
+            "questions_done": len(question_ids(self.run.folder, "trees")),
+            "questions_failed": len(failures),
+            "nodes": manifest.rows("trees"),
+            "pairs": manifest.rows("pairs"),
+            **spending(self.ledger.totals()),
+            "counts": self._counts(failures),
+        }
+
+    def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
+        """Counts everything dropped or noted in the run, by reason."""
+        counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
+        for part in load_manifest(self.run.folder).of("trees"):
+            counts.update(part.counts)
+        counts.update(f"{FAILED}: {failure.kind}" for failure in failures)
+        counts.update(self._served_model_mismatches())
+        for (role, cause), n in empty_replies(self.ledger).items():
+            counts[f"warning: empty replies of the {role}: {cause}"] += n
+        counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
+        return dict(counts)
+
+    def _served_model_mismatches(self) -> Counter[str]:
+        recipe, counts = self.run.recipe, Counter[str]()
+        remote = (m for m in recipe.annotating_models.values() if m.engine == "openai")
+        # Roles with one model share its digest and so its calls.
+        for digest, model in {model_digest(model, recipe): model for model in remote}.items():
+            for name, n in self.ledger.count_calls("model", digest).items():
+                if name != model.model:
+                    counts[f"warning: {model.model} answered as {terminal_safe(name)}"] += n
+        return counts
+
+    def _write_failures(self) -> list[Failure]:
+        """Rewrites the table of failures; returns failures of questions that are still not done."""
+        done = question_ids(self.run.folder, "trees")
+        old = table_to_records(read_parts(self.run.folder, "failures"), Failure)
+        latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
+        rows = [latest[key] for key in sorted(latest)]
+        if old or rows:
+            self._write([self._part("failures", rows, None)])
+        return rows

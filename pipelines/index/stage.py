@@ -1,0 +1,15 @@
+"""`make index`: builds the index; every stage that needs it also does so on demand."""
+
+from branchwise.runs import StageContext, StageResult, open_data, open_index
+
+
+def index(context: StageContext) -> StageResult:
+    """Builds the index of the recipe's corpus if it does not exist."""
+    material = open_data(context.recipe)
+    named = f"{context.recipe.retrieval.kind} index of {len(material.passages):,} passages"
+    if context.dry_run:
+        context.log(f"index: the {named} would be built, or found built")
+        return StageResult({"passages": len(material.passages), "dry_run": True})
+    retriever = open_index(context.recipe, material.passages, context.log)
+    context.log(f"{named} is ready")
+    return StageResult({"passages": len(material.passages), "index_digest": retriever.digest})

@@ -1,0 +1,278 @@
+"""`make select`: rates questions by difficulty and draws training stages from them.
+
+    branchwise select --config configs/atlas.yaml --run datasets/atlas
+
+Rolls each question out until the rater's first right answer (R1-Searcher section 2.1), labels it
+by the number of that rollout, and draws the questions of `difficulty.stages`. Writes the table
+`select/difficulty` and a question file per stage, `select/stage-<name>.jsonl`, into the run folder.
+Calls are in the ledger: rerun the command to resume. Labels are kept unless a setting that affects
+them has changed.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from branchwise.agent import Environment, protocol_of
+from branchwise.analysis import LABELS, UNSOLVED, difficulty_of, draw_stages
+from branchwise.base import BranchwiseError, atomic_write_text, digest_of, terminal_safe
+from branchwise.retrieval import Retriever
+from branchwise.rewards import AnswerScores
+from branchwise.runs import (
+    BAD_INPUT,
+    RATING_CALLS,
+    Gate,
+    Progress,
+    Recipe,
+    Run,
+    StageContext,
+    StageResult,
+    answering,
+    attempt_each,
+    check_run_folder,
+    environment_for,
+    estimate_from_run,
+    failure_code,
+    log_costs,
+    log_notes,
+    model_digest,
+    model_files,
+    open_engine,
+    open_index,
+    open_or_begin,
+    questions_digest,
+    require,
+    rollout_cost,
+    sampling_for,
+    servers,
+)
+from branchwise.sources import Data, line_of, load_data, unanswerable
+from branchwise.storage import (
+    Ledger,
+    load_manifest,
+    part_number,
+    question_ids,
+    read_parts,
+    table_to_records,
+)
+from branchwise.types import Difficulty, Failure, Question
+
+TABLE, FAILURES = "select/difficulty", "select/failures"
+PATH = "select/root"
+"""Ledger path of the rollouts, distinct from trees and evaluations."""
+
+
+def select(context: StageContext) -> StageResult:
+    """Runs the stage (see module)."""
+    recipe = context.limited_recipe
+    rater = recipe.rater_recipe(context.run.name)
+    unfit = protocol_of(rater.agent).unfit
+    data = load_data(recipe.data, recipe.seed, unfit=lambda q: unanswerable(q) or unfit(q))
+    planned = _announce(context, rater, data)
+    check_run_folder(context.run, recipe)
+    require(model_files("difficulty.policy", rater.policy))
+    retriever: Retriever | None = None
+    rows: dict[str, Difficulty] = {}
+    if context.run.is_dir() and question_ids(context.run, TABLE):
+        retriever = open_index(recipe, data.passages, context.log)  # which was built for these
+        rows = _valid_rows(context, data.questions, deciding_digest(rater, retriever))
+    pending = [question for question in data.questions if question.id not in rows]
+    if context.dry_run:
+        most = len(pending) * rater.difficulty.rollouts
+        units, calls = (len(pending), len(pending)), (len(pending), most)
+        bounds = rollout_cost(rater, data).times(calls)
+        estimate = estimate_from_run(context, RATING_CALLS, TABLE, "question", units, bounds, rater)
+        return estimate.report(context, **planned)
+    if pending:
+        require(servers(rater, temperature=rater.evaluation.temperature))
+    retriever = retriever or open_index(recipe, data.passages, context.log)
+    # The run may hold trees of another number of questions, which its recipe must keep.
+    run = open_or_begin(context.run, recipe, {"data": data.notes})
+    with run.open_ledger() as ledger:
+        gate = Gate(recipe.limits, ledger.totals, context.log)
+        progress = Progress("select", len(data.questions), spent=ledger.totals)
+        progress.done = progress.resumed_from = len(rows)
+        rated: list[Difficulty | Failure] = []
+        if pending:
+            with gate.listening():
+                rated = asyncio.run(
+                    rate_questions(context, rater, pending, retriever, ledger, gate, progress)
+                )
+        rows |= {row.question_id: row for row in rated if isinstance(row, Difficulty)}
+        failures = [row for row in rated if isinstance(row, Failure)]
+        ordered = [rows[question.id] for question in data.questions if question.id in rows]
+        _commit(run, ordered, failures)
+        totals = {**_counted(context, ordered, failures), **log_costs(context, ledger)}
+    if gate.reason:
+        context.log(f"stopped: {gate.reason}; rerun the same command to resume")
+        return StageResult(totals, gate.exit_code)
+    stages = _write_stages(context, run, ordered, data.questions)
+    kinds = Counter(failure.kind for failure in failures)
+    code = failure_code(context, kinds, len(data.questions), "questions failed")
+    if not all(any(stage.values()) for stage in stages.values()):
+        code = code or BAD_INPUT
+    return StageResult({**totals, "stages": stages}, code)
+
+
+def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
+    protocol, rollouts = protocol_of(rater.agent), rater.difficulty.rollouts
+    most_calls = len(data.questions) * rollouts * protocol.max_calls
+    model, folder = terminal_safe(rater.policy.model), terminal_safe(str(context.run))
+    context.log(
+        f"select: {len(data.questions):,} questions over {len(data.passages):,} passages, rater "
+        f"{rater.policy.engine}:{model} with the protocol {protocol.name} at temperature "
+        f"{rater.evaluation.temperature:g}; run folder {folder}"
+    )
+    context.log(
+        f"cost: at most {most_calls:,} calls of at most {rater.policy.max_new_tokens:,} new tokens "
+        f"({len(data.questions):,} questions, {rollouts} rollouts each until the first right "
+        f"answer, {protocol.max_calls} calls a rollout); those in the ledger are free"
+    )
+    log_notes(context, rater, data)
+    return {"questions": len(data.questions), "most_calls": most_calls}
+
+
+def _valid_rows(
+    context: StageContext, questions: Sequence[Question], deciding: str
+) -> dict[str, Difficulty]:
+    """Returns stored rows that the current rater and labels would reproduce."""
+    settings = context.recipe.difficulty
+    digests = {question.id: row_digest(deciding, question) for question in questions}
+    return {
+        row.question_id: row.model_copy(
+            update={"label": difficulty_of(row.first_success, settings.easy, settings.medium)}
+        )
+        for row in table_to_records(read_parts(context.run, TABLE), Difficulty)
+        if digests.get(row.question_id) == row.config_digest
+    }
+
+
+def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -> None:
+    # Into other files, because a kill before the commit must leave the older ones as they were.
+    numbers = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
+    number = 1 - max(numbers, default=1)
+    parts = [run.write_part(TABLE, rows, number), run.write_part(FAILURES, failures, number)]
+    run.commit(parts, replaced=(TABLE, FAILURES))
+
+
+def _counted(
+    context: StageContext, rows: Sequence[Difficulty], failures: Sequence[Failure]
+) -> dict[str, Any]:
+    labels = Counter(row.label for row in rows)
+    counts = {label: labels[label] for label in LABELS}
+    rollouts = sum(row.rollouts for row in rows)
+    context.log(
+        f"{len(rows):,} questions rated in {rollouts:,} rollouts: "
+        + ", ".join(f"{count:,} {label}" for label, count in counts.items())
+    )
+    if rows and counts[UNSOLVED] == len(rows):
+        context.log(
+            "no rollout was right: does the rater follow its protocol? `make eval` shows it. "
+            "Teach it with `make warm-start`, or name another difficulty.policy"
+        )
+    return {"questions": len(rows), "failed": len(failures), "rollouts": rollouts, **counts}
+
+
+def _write_stages(
+    context: StageContext, run: Run, rows: Sequence[Difficulty], questions: Sequence[Question]
+) -> dict[str, dict[str, int]]:
+    """Writes a question file for every stage; returns how many questions of each bucket it has."""
+    by_id, stages = {question.id: question for question in questions}, run.recipe.difficulty.stages
+    drawn = draw_stages(rows, stages, run.recipe.seed)
+    for stage, buckets in drawn.items():
+        path = run.folder / "select" / f"stage-{stage}.jsonl"
+        chosen = [by_id[row.question_id] for bucket in buckets.values() for row in bucket]
+        labels = ", ".join(
+            f"{len(bucket):,} of {stages[stage][name]:,} {terminal_safe(name)}"
+            for name, bucket in buckets.items()
+        )
+        if len(chosen) < sum(stages[stage].values()):
+            labels += "; fewer than in difficulty.stages, in the same proportions"
+        if chosen:
+            atomic_write_text(path, "".join(map(line_of, chosen)))
+            context.log(f"{terminal_safe(str(path))}: {len(chosen):,} questions ({labels})")
+        else:
+            path.unlink(missing_ok=True)
+            context.log(
+                f"stage {stage} has no questions ({labels}). Rate more questions (data.limit), or "
+                "set other labels in difficulty.stages"
+            )
+    return {
+        stage: {name: len(bucket) for name, bucket in buckets.items()}
+        for stage, buckets in drawn.items()
+    }
+
+
+async def rate_questions(
+    context: StageContext,
+    rater: Recipe,
+    pending: Sequence[Question],
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Gate,
+    progress: Progress,
+) -> list[Difficulty | Failure]:
+    """Rates questions until the gate closes.
+
+    Args:
+        rater: The recipe with the rater as its policy (`Recipe.rater_recipe`).
+
+    Raises:
+        EndpointError: If a fault is fatal; a fault of a single question becomes a `Failure`.
+    """
+    opened = open_engine(rater.policy, rater, ledger, gate.check, context.log)
+    async with opened as engine, progress.shown(context.console):
+        environment = environment_for(rater, engine, retriever)
+        rate = partial(_rate, rater, environment, deciding_digest(rater, retriever))
+        at_once = rater.questions_in_flight
+        return [
+            Failure.of(question.id, "select", row) if isinstance(row, BranchwiseError) else row
+            async for question, row in attempt_each(gate.admit(pending), rate, at_once, progress)
+        ]
+
+
+def deciding_digest(rater: Recipe, retriever: Retriever) -> str:
+    """Returns the hash of all settings that affect a rater's rollouts."""
+    deciding = {
+        **rater.model_dump(mode="json", include={"seed", "retrieval"}),
+        **answering(rater),
+        "model": model_digest(rater.policy, rater),
+        "index": retriever.digest,
+        "rollouts": rater.difficulty.rollouts,
+    }
+    return digest_of(json.dumps(deciding, sort_keys=True))
+
+
+def row_digest(deciding: str, question: Question) -> str:
+    """Returns the `config_digest` of a question's row."""
+    return digest_of(deciding, questions_digest([question]))[:12]
+
+
+async def _rate(
+    recipe: Recipe, environment: Environment, deciding: str, question: Question
+) -> Difficulty:
+    settings = recipe.difficulty
+    sampling = sampling_for(recipe.policy, recipe.evaluation.temperature)
+    root, tokens, first = await environment.root(question), 0, None
+    for draw in range(settings.rollouts):
+        rollout = await environment.trajectory(
+            root, sampling, question_id=question.id, path=PATH, draw=draw
+        )
+        tokens += rollout.usage.output_tokens
+        if AnswerScores.of(rollout.state.answer, question.answers).cover_em:
+            first = draw + 1
+            break
+    return Difficulty(
+        question_id=question.id,
+        source=question.source,
+        label=difficulty_of(first, settings.easy, settings.medium),
+        rollouts=first or settings.rollouts,
+        first_success=first,
+        seed=environment.seed,
+        output_tokens=tokens,
+        policy_digest=environment.engine.digest,
+        config_digest=row_digest(deciding, question),
+    )

@@ -1,0 +1,280 @@
+"""`make train-grpo`: reinforcement learning on the rewards of whole rollouts.
+
+    branchwise train-grpo --config configs/eval-rar.yaml
+
+The policy answers each question several times under its protocol, the reward scheme scores the
+rollouts, and the policy is updated towards the better ones. The updated policy samples the next
+batch. With `training.grpo.rollouts: trees` it trains on the trees of `annotate` instead, comparing
+each step with its siblings.
+
+Writes `models/<run>/grpo/` (or a sibling folder with `--name`), and one more folder for each of
+`training.grpo.stages` except the last, with `metrics.jsonl`, which `make report` plots. Rollouts
+are calls in the run's ledger, so an interrupted training can resume.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from branchwise.agent import protocol_of
+from branchwise.base import BudgetExceeded, ConfigError, terminal_safe
+from branchwise.engines import installed_vllm
+from branchwise.retrieval import Retriever
+from branchwise.runs import (
+    NOTHING,
+    TRAINING_CALLS,
+    CostEstimate,
+    CostRange,
+    Gate,
+    Label,
+    ModelName,
+    StageContext,
+    StageResult,
+    add,
+    answering,
+    check_relabelling_current,
+    check_run_folder,
+    estimate_from_run,
+    existing_run,
+    labels_table,
+    log_costs,
+    log_notes,
+    model_files,
+    open_data,
+    open_index,
+    open_or_begin,
+    questions_digest,
+    require,
+    rollout_cost,
+    sampling_for,
+    search_server,
+    spending,
+    trained_folder,
+    training_data_provenance,
+    training_run,
+    validated_start_policy,
+)
+from branchwise.sources import Data
+from branchwise.storage import TRAINED, Ledger
+from branchwise.training import (
+    Canary,
+    GrpoSettings,
+    RolloutSource,
+    TrainingReport,
+    check_has_lora,
+    tolerance_for,
+)
+from branchwise.training import train_grpo as train
+from branchwise.types import Question
+from branchwise.weights import file_hash, policy_files, tokenizer_of
+
+from .generated_rollouts import Rollouts
+from .planned_trainings import (
+    GrpoTraining,
+    canary_prompts,
+    dev_questions,
+    grpo_trainings,
+    rollout_recipe,
+)
+from .policy_serving import serving_for
+from .tree_groups import TreeGroups, tree_groups
+
+
+def train_grpo(context: StageContext, label: Label = None, name: ModelName = "grpo") -> StageResult:
+    """Runs the stage (see module)."""
+    check_has_lora(context.recipe.training)
+    if context.recipe.training.grpo.rollouts == "trees":
+        return _on_trees(context, label, name)
+    if label is not None:
+        raise ConfigError("--label is for training.grpo.rollouts: trees; leave it out")
+    return _on_rollouts(context, name)
+
+
+def _on_rollouts(context: StageContext, name: str) -> StageResult:
+    recipe = rollout_recipe(context)
+    check_run_folder(context.run)
+    require(model_files("policy", recipe.policy))
+    target = trained_folder(context, "grpo", name)
+    data = open_data(recipe)
+    trainings = list(grpo_trainings(context, recipe, data.questions, target))
+    dev = dev_questions(recipe, data.questions) if recipe.training.grpo.eval_every else ()
+    _announce(context, trainings, dev)
+    log_notes(context, recipe, data)
+    if context.dry_run:
+        estimate = _estimate(context, trainings, dev, data)
+        return estimate.report(context, questions=len(data.questions))
+    if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
+        installed_vllm()  # a dry run does without
+    require(search_server(recipe))
+    retriever = open_index(recipe, data.passages, context.log)
+    sampled = {
+        **recipe.model_dump(mode="json", include={"retrieval"}),
+        **answering(recipe),
+        "temperature": recipe.policy.temperature,
+    }
+    run = open_or_begin(context.run, context.recipe, {"index_digest": retriever.digest})
+    with run.open_ledger() as ledger:
+        gate = Gate(recipe.limits, ledger.totals, context.log)
+        adapter: Path | None = None
+        try:
+            with gate.listening():
+                for training in trainings:
+                    # Stored, so that no evaluation of the trained policy asks them.
+                    table = f"{TRAINED}/{training.target.name}/questions"
+                    run.commit([run.write_part(table, training.questions)])
+                    with _rollouts(context, training, dev, retriever, ledger, gate) as source:
+                        report = _train(
+                            context,
+                            training,
+                            source,
+                            temperature=recipe.policy.temperature,
+                            deciding=(retriever.digest, json.dumps(sampled)),
+                            begin_with=adapter,
+                            data={
+                                "run": run.folder.name,
+                                "run_id": run.id,
+                                "questions": len(training.questions),
+                                "digest": questions_digest(training.questions),
+                            },
+                        )
+                    adapter = training.target / "adapter"
+        except BudgetExceeded:
+            context.log(f"stopped: {gate.reason}; rerun the same command to resume")
+            return StageResult(spending(ledger.totals()), gate.exit_code)
+        totals = log_costs(context, ledger)
+    return StageResult({"model": str(target), **report.totals(), **totals})
+
+
+def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:
+    recipe, run = context.recipe, existing_run(context.run)
+    settings, drawn = recipe.training.grpo, run.recipe
+    if settings.ratio == "engine":
+        raise ConfigError(
+            "training.grpo.ratio: trees store no log-probabilities of the engine. Set ratio: "
+            "trainer"
+        )
+    if settings.stages or settings.eval_every:
+        raise ConfigError(
+            "training.grpo.rollouts: trees is one training without evaluations. Set stages: [] and "
+            "eval_every: 0"
+        )
+    table = labels_table(label)
+    check_relabelling_current(run, table)
+    start = validated_start_policy(context, run, table)
+    target = trained_folder(context, "grpo", name)
+    trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
+    groups = sum(len(siblings) for _, siblings in trees)
+    context.log(
+        f"train-grpo: {groups} groups of siblings with spread in {len(trees)} trees, start {start} "
+        f"→ {target}"
+    )
+    if context.dry_run:
+        nothing = CostEstimate("rollout", NOTHING, CostRange(), "trees need no calls")
+        return nothing.report(context, groups=groups)
+    source = TreeGroups([siblings for _, siblings in trees], settings.batch_questions, recipe.seed)
+    data = training_data_provenance(run, table)
+    report = _train(
+        context,
+        GrpoTraining(recipe, target, [question for question, _ in trees]),
+        source,
+        temperature=sampling_for(drawn.policy, drawn.mcts.temperature).temperature,
+        deciding=(run.id, table, data["digest"]),
+        data=data,
+    )
+    return StageResult({"model": str(target), "groups": groups, **report.totals()})
+
+
+def _train(
+    context: StageContext,
+    training: GrpoTraining,
+    source: RolloutSource,
+    *,
+    temperature: float,
+    deciding: Sequence[str],
+    data: dict[str, Any],
+    begin_with: Path | None = None,
+) -> TrainingReport:
+    """Trains, and draws the curves.
+
+    Args:
+        temperature: Sampling temperature of the rollouts or tree nodes.
+        begin_with: Adapter of the stage that this one continues from.
+    """
+    recipe = training.recipe
+    rewards = json.dumps(recipe.rewards.model_dump(mode="json"), sort_keys=True)
+    deciding = (questions_digest(training.questions), rewards, *deciding)
+    if begin_with is not None:
+        deciding = (*deciding, file_hash(begin_with / "adapter_model.safetensors"))
+    context = replace(context, recipe=recipe)
+    report = train(
+        training_run(context, "grpo", recipe.policy.trainable, training.target, data),
+        source,
+        temperature=temperature,
+        deciding=deciding,
+        begin_with=begin_with,
+    )
+    context.log(f"wrote {training.target}: {report.summary()}")
+    return report
+
+
+def _rollouts(
+    context: StageContext,
+    training: GrpoTraining,
+    dev: Sequence[Question],
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Gate,
+) -> Rollouts:
+    recipe, logs = training.recipe, ledger.path.parent / "logs"
+    return Rollouts(
+        context,
+        recipe,
+        training.questions,
+        dev,
+        retriever,
+        ledger,
+        gate,
+        serving_for(recipe, training.target / "serving", logs, gate.check, context.log),
+        Canary(canary_prompts(recipe, training.questions), tolerance_for(recipe.policy)),
+    )
+
+
+def _rollout_counts(settings: GrpoSettings, dev: Sequence[Question]) -> tuple[int, int, int]:
+    """Returns the dev answers of a training, and the fewest and most rollouts with them."""
+    evaluations = range(0, settings.batches, settings.eval_every) if settings.eval_every else ()
+    answers, rollouts = len(dev) * len(evaluations), settings.batches * settings.group_size
+    fewest, most = settings.batch_questions, settings.batch_questions + settings.dynamic_sampling
+    return answers, rollouts * fewest + answers, rollouts * most + answers
+
+
+def _announce(
+    context: StageContext, trainings: Sequence[GrpoTraining], dev: Sequence[Question]
+) -> None:
+    for training in trainings:
+        recipe, settings = training.recipe, training.recipe.training.grpo
+        protocol = protocol_of(recipe.agent)
+        answers, _, most = _rollout_counts(settings, dev)
+        also = f", {answers:,} dev answers" if answers else ""
+        context.log(
+            f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
+            f"{protocol.name}, {len(training.questions):,} questions, start "
+            f"{terminal_safe(recipe.policy.trainable)} → {training.target}"
+        )
+        context.log(
+            f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
+            f"{settings.group_size} rollouts each{also}; at most {most:,} rollouts and "
+            f"{most * protocol.max_calls:,} calls; those in the ledger are free"
+        )
+
+
+def _estimate(
+    context: StageContext, trainings: Sequence[GrpoTraining], dev: Sequence[Question], data: Data
+) -> CostEstimate:
+    recipe, units, bounds = context.recipe, NOTHING, CostRange()
+    for training in trainings:
+        _, fewest, most = _rollout_counts(training.recipe.training.grpo, dev)
+        units = add(units, (fewest, most))
+        bounds += rollout_cost(training.recipe, data, tokens=True).times((fewest, most))
+    return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds, recipe)

@@ -1,1 +1,0 @@
-"""A run as one HTML page: costs, yields, distributions, and every tree."""
