@@ -95,7 +95,7 @@ setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe ne
 # Stages and recipes may need further extras. Python finds them, because it reads the recipe and ARGS.
 STAGE_ARGUMENTS = $(strip $@ $(if $(filter study,$@),--name="$$STUDY") $(if $(CONFIG),--config="$$CONFIG") $(if $(RUN),--run="$$RUN"))
 define STAGE
-@for extra in $$("$(BIN)/python" -m branchwise.cli.extras $(STAGE_ARGUMENTS)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
+@for extra in $$("$(BIN)/python" -P -m branchwise.cli.extras $(STAGE_ARGUMENTS)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
 "$(BIN)/branchwise" $(STAGE_ARGUMENTS) $(ARGS)
 endef
 
@@ -147,12 +147,13 @@ test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## test the chai
 	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
 	    $(BIN)/python -m pytest tests/real_vllm -m vllm -s $(ARGS)
 
-lint: $(DEV) ## ruff, mypy, import-linter and a check of our prose
+lint: $(DEV) ## ruff, mypy, import-linter, and checks of imports and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=.:tests/support $(BIN)/mypy --explicit-package-bases tests
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/check_imports.py
 	$(BIN)/python .ci/check_prose.py
 
 bench: $(DEV) ## run the benchmarks that need no other server; ARGS="<names>" some of them

@@ -1,7 +1,9 @@
 """Packages of the repository: no dependency shadows one, and every dependency is pinned."""
 
 import importlib
+import os
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +19,25 @@ LINKS = {
     "cards": "../datasets/cards",
 }
 """Links of the import package."""
+ROOMS = sorted({path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()})
+
+
+def git_files(checkout: Path, *patterns: str) -> list[str]:
+    """Returns the tracked files that match."""
+    command = ["git", "-C", str(checkout), "ls-files", *patterns]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def product_files() -> dict[str, Path]:
+    """Returns the modules that users run, and studies, by import name."""
+    modules = {}
+    for name in git_files(REPOSITORY, "*.py"):
+        top = name.split("/")[0]
+        if top == "branchwise" or top in LINKS:
+            path = name if top == "branchwise" else f"branchwise/{name}"
+            dotted = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            modules[dotted] = REPOSITORY / name
+    return modules
 
 
 def test_the_package_is_imported_from_this_repository() -> None:
@@ -24,6 +45,74 @@ def test_the_package_is_imported_from_this_repository() -> None:
     assert file is not None
     assert Path(file).parent == PACKAGE
     assert {p.name: str(p.readlink()) for p in PACKAGE.iterdir() if p.is_symlink()} == LINKS
+
+
+IMPORT_EVERYTHING = """
+import importlib, os, sys
+names = sys.stdin.read().split()
+for name in names:
+    importlib.import_module(name)
+files = [os.path.realpath(m.__file__) for m in sys.modules.values() if getattr(m, "__file__", 0)]
+ours = [f for f in files if f.startswith(os.getcwd() + os.sep) and "site-packages" not in f]
+assert len(ours) >= len(names), "modules are loaded from elsewhere"
+assert len(ours) == len(set(ours)), "a file is loaded under two names"
+bare = {room for room in sys.argv[1].split() if room in sys.modules}
+assert not bare, bare
+"""
+
+
+def test_no_module_is_loaded_under_a_bare_name() -> None:
+    modules = [name for name in product_files() if not name.endswith("__main__")]
+    # The root is on the path, as under pytest, so a bare import would succeed.
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORT_EVERYTHING, " ".join(ROOMS)],
+        cwd=REPOSITORY, env=environment, input="\n".join(modules), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+
+
+FAULTY = {
+    "import mcts\n": "import branchwise.mcts, not mcts",
+    "from rewards.spre import Spre\n": "import branchwise.rewards, not rewards",
+    "from branchwise.rewards.spre import Spre\n": "another room through branchwise.rewards",
+    "from branchwise.agent import State\n": "relative import",
+    "from ..rewards import Spre\n": "leaves its room",
+}
+
+
+@pytest.mark.parametrize("line", FAULTY)
+def test_the_import_check_finds(line: str, tmp_path: Path) -> None:
+    for room in ("agent", "rewards", "mcts"):
+        (tmp_path / "branchwise" / room).mkdir(parents=True)
+        (tmp_path / "branchwise" / room / "__init__.py").touch()
+    (tmp_path / "branchwise" / "agent" / "faulty.py").write_text("\n" + line)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
+    (tmp_path / ".ci").mkdir()
+    check = (REPOSITORY / ".ci" / "check_imports.py").read_text()
+    (tmp_path / ".ci" / "check_imports.py").write_text(check)
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / ".ci" / "check_imports.py")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("branchwise/agent/faulty.py:2: ")
+    assert FAULTY[line] in ended.stdout
+
+
+def test_the_folders_of_a_clone_are_real_and_tracked(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    source = f"file://{REPOSITORY}"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", source, str(clone)], check=True)
+    for folder in ("pipelines", "mcts", "annotation", "training", "datasets", "tests"):
+        assert (clone / folder).is_dir()
+        assert not (clone / folder).is_symlink()
+        assert git_files(clone, folder)
+    for link, target in LINKS.items():
+        assert (clone / "branchwise" / link).resolve() == (clone / "branchwise" / target).resolve()
+        assert (clone / "branchwise" / link).is_dir()
 
 
 def test_datasets_is_the_hugging_face_package() -> None:
@@ -34,14 +123,7 @@ def test_datasets_is_the_hugging_face_package() -> None:
 
 
 def test_every_folder_with_modules_has_an_init_file() -> None:
-    listed = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "ls-files", "*.py"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    packages = ("branchwise", "annotation", "mcts", "pipelines", "studies", "training")
-    files = [REPOSITORY / f for f in listed.stdout.split() if f.split("/")[0] in packages]
+    files = product_files().values()
     assert len(files) > 300
     assert all((file.parent / "__init__.py").exists() for file in files)
 

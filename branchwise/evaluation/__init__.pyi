@@ -1,3 +1,6 @@
+from .answer_judge import AnswerJudge as AnswerJudge
+from .answer_judge import JudgePrompt as JudgePrompt
+from .answer_judge import answer_judge_hash as answer_judge_hash
 from .answering import Answering as Answering
 from .answering import Begin as Begin
 from .answering import Evaluated as Evaluated

@@ -14,8 +14,8 @@ from pydantic import (
 from branchwise.agent import AgentSettings
 from branchwise.base import Settings
 from branchwise.engines import JudgeSettings, ModelSettings
-from branchwise.rewards import JudgePrompt
 
+from .answer_judge import JudgePrompt
 from .baselines import BaselineName
 
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]

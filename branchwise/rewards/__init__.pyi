@@ -14,13 +14,10 @@ from .evo_rag.scheme import query_similarity as query_similarity
 from .evo_rag.steps import EpisodeRewards as EpisodeRewards
 from .evo_rag.steps import Gold as Gold
 from .evo_rag.steps import Similarity as Similarity
-from .judges import AnswerJudge as AnswerJudge
-from .judges import JudgePrompt as JudgePrompt
-from .judges import answer_judge_hash as answer_judge_hash
-from .judges import judge_evidence as judge_evidence
 from .labels import Label as Label
 from .labels import gap as gap
 from .labels import is_wide_enough as is_wide_enough
+from .one_word import ask_for_word as ask_for_word
 from .outcome import AnswerScores as AnswerScores
 from .outcome import Outcome as Outcome
 from .outcome import Verdicts as Verdicts
@@ -52,3 +49,4 @@ from .settings import SpreSettings as SpreSettings
 from .spre import Spre as Spre
 from .spre import label_tree as label_tree
 from .spre import trajectory_digest as trajectory_digest
+from .verifier import judge_evidence as judge_evidence

@@ -1,10 +1,19 @@
-"""Reads the verdict of a model that was asked for one word."""
+"""Asks a model for a verdict of one word, and reads it."""
 
 import json
 import re
 import unicodedata
 
-from branchwise.engines import FinishReason
+from branchwise.engines import (
+    CallIdentity,
+    Engine,
+    FinishReason,
+    JudgeSettings,
+    SampleRequest,
+    Sampling,
+    Structure,
+)
+from branchwise.types import Message
 
 _SAME = (
     frozenset({"yes", "true", "correct", "y", "1", "是", "对", "正确"}),
@@ -18,6 +27,32 @@ _ENCLOSED = re.compile(r"\\(?:boxed|text|mathbf|textbf)\{([^{}]*)\}|<(\w+)>([^<>
 _WORD = re.compile(r"[\W_]*(?:\d+[.)]\s+)?([^\W_]+)\s*(.?)")
 _FRACTION = re.compile(r"[.,]\d")
 _AFTER_WORD = frozenset(".,;:!?\n-–—*_`\"')]}|<$。，")
+
+
+async def ask_for_word(
+    engine: Engine,
+    settings: JudgeSettings,
+    messages: tuple[Message, ...],
+    identity: CallIdentity,
+    words: tuple[str, str] = ("yes", "no"),
+) -> bool | None:
+    """Asks for one of two words; decoding is constrained to them if the engine can.
+
+    Returns:
+        Whether the reply is the first word; None if it is neither.
+
+    Raises:
+        EndpointError: If the model's endpoint failed.
+    """
+    can = engine.capabilities.structured_output
+    request = SampleRequest(
+        messages,
+        Sampling(settings.temperature, settings.top_p, settings.max_new_tokens),
+        identity,
+        Structure("regex", "|".join(words)) if can else None,
+    )
+    reply = await engine.sample(request)
+    return read_word(reply.text, reply.finish_reason, words)
 
 
 def read_word(text: str, finish_reason: FinishReason, words: tuple[str, str]) -> bool | None:

@@ -24,8 +24,9 @@ from branchwise.engines import (
     Sampling,
     Structure,
 )
+from branchwise.evaluation import AnswerJudge, JudgePrompt
 from branchwise.retrieval import Retriever
-from branchwise.rewards import AnswerJudge, JudgePrompt, judge_evidence
+from branchwise.rewards import judge_evidence
 from branchwise.types import Message, Question, RetrievedPassage
 
 from .factories import environment_for

@@ -9,8 +9,13 @@ from dataclasses import dataclass, replace
 from branchwise.agent import protocol_of
 from branchwise.base import BranchwiseError, StorageError
 from branchwise.engines import JudgeSettings
-from branchwise.evaluation import Evaluated, EvaluationJudge, askable
-from branchwise.rewards import AnswerJudge, answer_judge_hash
+from branchwise.evaluation import (
+    AnswerJudge,
+    Evaluated,
+    EvaluationJudge,
+    answer_judge_hash,
+    askable,
+)
 from branchwise.runs import (
     Gate,
     Progress,

@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine
 from branchwise.agent.state import State
 from branchwise.engines.sampling import Capabilities, FinishReason, Usage
 from branchwise.engines.settings import JudgeSettings
-from branchwise.rewards.judges import judge_evidence, verifier_prompt_hash
+from branchwise.rewards.verifier import judge_evidence, verifier_prompt_hash
 
 QUESTION = a_question(
     answers=("CANARY",), supporting_ids=("CANARY",), supporting_titles=("CANARY",), type="CANARY"

@@ -38,7 +38,8 @@ def install(folder: Path) -> str:
     """Writes the stand-in; returns the value for BRANCHWISE_VLLM_PYTHON."""
     python = folder / "python"
     python.write_text(
-        f'#!/bin/sh\nexport FAKE_VLLM="{folder}"\nexec "{sys.executable}" "{__file__}" "$@"\n'
+        f'#!/bin/sh\nexport FAKE_VLLM="{folder}"\nunset PYTHONSAFEPATH\n'
+        f'exec "{sys.executable}" "{__file__}" "$@"\n'
     )
     python.chmod(0o755)
     return str(python)

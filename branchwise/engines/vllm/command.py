@@ -30,6 +30,7 @@ _QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "VLLM_LOGGING_COLOR": "0",
     "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",  # a file in the current folder must not hide a package
 }
 # vLLM's processes also connect to each other, by default on an address that others can reach.
 _LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}

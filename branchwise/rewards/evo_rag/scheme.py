@@ -8,11 +8,11 @@ from branchwise.base import digest_of
 from branchwise.retrieval import QuerySimilarity
 from branchwise.types import Question, TreeNode
 
-from ..judges import judge_evidence, verifier_prompt_hash
 from ..labels import Label
 from ..outcome import Outcome
 from ..scheme import NodeEvaluation, RewardScheme
 from ..settings import EvoRagSettings
+from ..verifier import judge_evidence, verifier_prompt_hash
 from .returns import label_returns
 from .schedule import Weights, weights
 from .steps import EpisodeRewards, Gold

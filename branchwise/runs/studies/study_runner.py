@@ -240,7 +240,8 @@ def _run(words: Sequence[str]) -> tuple[int, StageTotals, bool]:
     with on_stop_signal(take):
         # Its own process group, so that Ctrl-C reaches it once, through the study.
         started = subprocess.Popen(
-            [sys.executable, "-m", CHILD, str(os.getpid()), *words],
+            # -P: a file in the current folder must not hide a package.
+            [sys.executable, "-P", "-m", CHILD, str(os.getpid()), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
