@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from branchwise.agent import Environment, State, StepResult
 from branchwise.engines import Sampling
 from branchwise.mcts import (
+    ChainSettings,
     Expansion,
     Node,
     SearchSettings,
     Tree,
+    TreeSettings,
     sample_chains,
     search,
 )
@@ -102,6 +104,9 @@ async def grow(
         grown.stopped = limit is not None and grown.generated >= limit
         return not grown.stopped
 
-    grow_tree = sample_chains if settings.kind == "chains" else search
-    grown.tree = await grow_tree(grown.tree.root.state, expand, evaluate, settings, keep_going)
+    root = grown.tree.root.state
+    if isinstance(settings, ChainSettings):
+        grown.tree = await sample_chains(root, expand, evaluate, settings, keep_going)
+    elif isinstance(settings, TreeSettings):
+        grown.tree = await search(root, expand, evaluate, settings, keep_going)
     return grown

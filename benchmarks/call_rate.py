@@ -23,8 +23,7 @@ from benchmarks.endpoint_process import Simulated, serving
 from benchmarks.instant import InstantModel, InstantRetriever
 from benchmarks.simulated_models import golden_answer, question_text
 from benchmarks.workload import write_run
-from branchwise.agent.protocols import protocol_of
-from branchwise.agent.settings import AgentSettings
+from branchwise.agent import ReasonRAG
 from branchwise.agent.state import State
 from branchwise.base.concurrent_map import map_concurrently
 from branchwise.engines.ledgered import LedgeredEngine
@@ -37,7 +36,7 @@ from branchwise.storage.ledger import Ledger
 from branchwise.types import Question
 
 Ask = Callable[[SampleRequest], Awaitable[object]]
-PROTOCOL = protocol_of(AgentSettings())
+PROTOCOL = ReasonRAG()
 Measure = Callable[[Ask], Awaitable[float]]
 WARM_UP = 200
 """Calls before the clock starts: they open connections, and raise limits that grow with use."""

@@ -2,7 +2,16 @@
 
 from .chains import sample_chains
 from .search import Expansion, search
-from .settings import SearchSettings
+from .settings import (
+    SEARCH_SETTINGS,
+    ChainSettings,
+    Evaluator,
+    SearchSettings,
+    TreeSettings,
+)
 from .tree import Node, Tree
 
-__all__ = ["Expansion", "Node", "SearchSettings", "Tree", "sample_chains", "search"]
+__all__ = [
+    "SEARCH_SETTINGS", "ChainSettings", "Evaluator", "Expansion", "Node", "SearchSettings", "Tree",
+    "TreeSettings", "sample_chains", "search",
+]  # fmt: skip

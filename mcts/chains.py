@@ -26,7 +26,7 @@ from .search import (
     play_out,
     terminal_only,
 )
-from .settings import SearchSettings
+from .settings import ChainSettings
 from .tree import StateT, Tree
 
 
@@ -34,7 +34,7 @@ async def sample_chains(
     root: StateT,
     expand: Expand[StateT],
     evaluate: Evaluate[StateT],
-    settings: SearchSettings,
+    settings: ChainSettings,
     keep_going: KeepGoing = lambda: True,
 ) -> Tree[StateT]:
     """Samples `settings.iterations` chains from `root`, as a prefix tree.
@@ -44,7 +44,7 @@ async def sample_chains(
         expand: Draws one child of a node; must reach a terminal state eventually. An exception
             ends the sampling.
         evaluate: Values a new leaf; not called for other nodes.
-        settings: Iterations and branches; the other settings are those of the tree search.
+        settings: Iterations and branches.
         keep_going: Called before every chain and branch; the first False ends the sampling.
 
     Returns:

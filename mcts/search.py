@@ -14,7 +14,7 @@ If the paper leaves a detail open, or its code stalls:
   deep trees. Playout steps are not redrawn: a duplicate continues from the sibling, which may then
   get more than `max_children` children;
 - the search ends early when no state is left that may get a child
-  (`SearchSettings.stop_when_exhausted`).
+  (`TreeSettings.stop_when_exhausted`).
 """
 
 from collections.abc import Awaitable, Callable, Hashable
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from .selection import SCORES, Score, select_child
-from .settings import SearchSettings
+from .settings import TreeSettings
 from .tree import Node, StateT, Tree
 
 
@@ -39,7 +39,7 @@ Expand = Callable[[Node[StateT], int], Awaitable[Expansion[StateT]]]
 """(node, draw number) → drawn child, neither added to the tree nor evaluated."""
 Evaluate = Callable[[Node[StateT]], Awaitable[float | None]]
 """node → value, or None if it cannot be scored; called once per node. In [0, 1], or
-`SearchSettings.normalise` has to be set."""
+`TreeSettings.normalise` has to be set."""
 KeepGoing = Callable[[], bool]
 """Called before every iteration: returns whether it may start."""
 
@@ -48,7 +48,7 @@ async def search(
     root: StateT,
     expand: Expand[StateT],
     evaluate: Evaluate[StateT],
-    settings: SearchSettings,
+    settings: TreeSettings,
     keep_going: KeepGoing = lambda: True,
 ) -> Tree[StateT]:
     """Grows a tree from `root` with `settings.iterations` simulations.
@@ -82,7 +82,7 @@ async def search(
     return tree
 
 
-def select_leaf(tree: Tree[StateT], score: Score, settings: SearchSettings) -> Node[StateT]:
+def select_leaf(tree: Tree[StateT], score: Score, settings: TreeSettings) -> Node[StateT]:
     """Returns the first node on the way down that is terminal or may still get a child."""
     node = tree.root
     while not node.terminal and full(node, settings.max_children):

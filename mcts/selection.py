@@ -30,7 +30,7 @@ def select_child(
     """Returns the child with the highest score; of equal ones the one created first.
 
     Args:
-        normalise: see `SearchSettings`.
+        normalise: see `TreeSettings`.
     """
     children = tree.children(node)
     sibling_visits = sum(child.visits for child in children)

@@ -29,6 +29,7 @@ from .reward_model.train import train_reward_model as train_reward_model
 from .settings import ExampleSettings as ExampleSettings
 from .settings import GrpoSettings as GrpoSettings
 from .settings import GrpoStage as GrpoStage
+from .settings import OutcomeRlSettings as OutcomeRlSettings
 from .settings import RewardModelSettings as RewardModelSettings
 from .settings import TrainingKind as TrainingKind
 from .settings import TrainingSettings as TrainingSettings
@@ -36,8 +37,10 @@ from .sft import train_on_steps as train_on_steps
 from .training_run import TrainingReport as TrainingReport
 from .training_run import TrainingRun as TrainingRun
 from .warm_start.reading_examples import build_reading as build_reading
+from .warm_start.trace_builder import WALKS as WALKS
+from .warm_start.trace_builder import Walk as Walk
+from .warm_start.trace_builder import register_walk as register_walk
 from .warm_start.traces import NOT_GIVEN as NOT_GIVEN
 from .warm_start.traces import NOT_IN_CORPUS as NOT_IN_CORPUS
 from .warm_start.traces import SKIPPED as SKIPPED
-from .warm_start.traces import WALKS as WALKS
 from .warm_start.traces import build_traces as build_traces

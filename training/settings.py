@@ -1,11 +1,12 @@
 """Settings of the `training:` block: one class per trainer."""
 
 import math
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from branchwise.base import Settings
+from branchwise.base import NamedBlock, Settings
 from branchwise.sources import SetSettings
 
 
@@ -172,14 +173,12 @@ class GrpoStage(Settings):
     select: str | None = None
 
 
-class GrpoSettings(OptimiserSettings):
+class OutcomeRlSettings(OptimiserSettings):
     """Reinforcement learning on outcome rewards.
 
     Attributes:
         algorithm: `grpo` compares a rollout with its group; `rloo` with the others of its group;
             `reinforce++` gives each token the return that follows it, standardised over the batch.
-        scale: `std` divides GRPO's advantages by the group's standard deviation; `none` does not.
-        baseline: Baseline of REINFORCE++: the mean of the `group`, or `none`.
         questions: Number of questions of `data` to cycle through, in a new order each time.
         batches: Number of batches; each is sampled by the policy trained on all earlier ones.
         batch_questions: Questions per batch.
@@ -212,9 +211,7 @@ class GrpoSettings(OptimiserSettings):
     lr: float = Field(default=3e-4, gt=0)
     max_length: int = Field(default=2048, ge=32)
     save_every: int = Field(default=1, ge=1)
-    algorithm: Literal["grpo", "rloo", "reinforce++"] = "grpo"
-    scale: Literal["std", "none"] = "std"
-    baseline: Literal["group", "none"] = "group"
+    algorithm: Literal["grpo", "rloo", "reinforce++"]
     questions: int = Field(default=200, ge=1)
     batches: int = Field(default=20, ge=1)
     batch_questions: int = Field(default=10, ge=1)
@@ -247,6 +244,49 @@ class GrpoSettings(OptimiserSettings):
         if self.updates > self.batch_questions * self.group_size:
             raise ValueError("updates: a batch has fewer rollouts than updates")
         return self
+
+
+class GrpoSettings(OutcomeRlSettings):
+    """GRPO.
+
+    Attributes:
+        scale: `std` divides advantages by the group's standard deviation; `none` does not.
+    """
+
+    algorithm: Literal["grpo"] = "grpo"
+    scale: Literal["std", "none"] = "std"
+
+
+class RlooSettings(OutcomeRlSettings):
+    """RLOO."""
+
+    algorithm: Literal["rloo"] = "rloo"
+
+
+class ReinforceSettings(OutcomeRlSettings):
+    """REINFORCE++.
+
+    Attributes:
+        baseline: The mean of the `group`, or `none`.
+    """
+
+    algorithm: Literal["reinforce++"] = "reinforce++"
+    baseline: Literal["group", "none"] = "group"
+
+
+OUTCOME_RL: Mapping[str, type[OutcomeRlSettings]] = {
+    "grpo": GrpoSettings,
+    "rloo": RlooSettings,
+    "reinforce++": ReinforceSettings,
+}
+"""Settings classes by `training.grpo.algorithm`."""
+
+OutcomeRlBlock = Annotated[
+    OutcomeRlSettings,
+    SerializeAsAny(),
+    BeforeValidator(NamedBlock("algorithm", "grpo", "algorithm", lambda: OUTCOME_RL)),
+]
+"""Type of a recipe's `training.grpo:`: the settings of its algorithm."""
 
 
 class RewardModelSettings(Settings):
@@ -307,7 +347,7 @@ class TrainingSettings(Settings):
     warm_start: WarmStartSettings = WarmStartSettings()
     sft: SftSettings = SftSettings()
     dpo: DpoSettings = DpoSettings()
-    grpo: GrpoSettings = GrpoSettings()
+    grpo: OutcomeRlBlock = GrpoSettings()
     reward_model: RewardModelSettings = RewardModelSettings()
 
     def of(self, kind: TrainingKind) -> OptimiserSettings:

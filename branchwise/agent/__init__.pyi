@@ -6,11 +6,15 @@ from .environment import Trajectory as Trajectory
 from .environment import require_token_ids as require_token_ids
 from .evo_rag import live_searches as live_searches
 from .prompts import prompts_digest as prompts_digest
+from .protocol import PROTOCOLS as PROTOCOLS
 from .protocol import AgentProtocol as AgentProtocol
+from .protocol import register_protocol as register_protocol
 from .protocol import root_of as root_of
-from .protocols import PROTOCOLS as PROTOCOLS
+from .protocols import AGENT_BLOCK as AGENT_BLOCK
+from .protocols import AgentBlock as AgentBlock
 from .protocols import protocol_of as protocol_of
 from .reasonrag import ReasonRAG as ReasonRAG
+from .reasonrag import ReasonRagAgentSettings as ReasonRagAgentSettings
 from .replay import replay_tree as replay_tree
 from .search_loop import SearchLoop as SearchLoop
 from .segments import R1_SEARCHER as R1_SEARCHER

@@ -5,10 +5,13 @@ search with the question finds them (`agent.references`). An answer is read even
 format is wrong, because accuracy and format are separate rewards (`rewards.arena`).
 """
 
+from typing import Literal
+
 from branchwise.types import Message, Question, RetrievedPassage
 
-from .protocol import AgentProtocol
+from .protocol import AgentProtocol, register_protocol
 from .segments import section
+from .settings import OneCallSettings
 from .state import Action, State
 from .tags import without_tags
 
@@ -16,12 +19,26 @@ SECTIONS = ("relevance", "analysis", "answer")
 """Sections of a reply, in this order."""
 
 
+class ArenaAgentSettings(OneCallSettings):
+    """ARENA's protocol.
+
+    Attributes:
+        references: References: the paragraphs `given` with the question (the paper), or passages
+            `retrieved` with the question as query.
+    """
+
+    protocol: Literal["arena"] = "arena"
+    references: Literal["given", "retrieved"] = "given"
+
+
+@register_protocol
 class Arena(AgentProtocol):
     """ARENA's protocol (see module)."""
 
     name = "arena"
+    settings_class = ArenaAgentSettings
+    settings: ArenaAgentSettings
     forces_answer = False
-    max_calls = 1
 
     def unfit(self, question: Question) -> str | None:
         if self.settings.references == "given" and not _paragraphs(question):

@@ -120,7 +120,7 @@ class Environment:
             RetrievalError: If the search failed.
         """
         protocol, last = self.protocol, self.protocol.is_last(state)
-        constrained = protocol.settings.structured and self.engine.capabilities.structured_output
+        constrained = protocol.is_constrained and self.engine.capabilities.structured_output
         request = SampleRequest(
             protocol.messages(state, last=last),
             replace(sampling, stop=protocol.stops) if protocol.stops else sampling,

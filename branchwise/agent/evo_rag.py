@@ -13,11 +13,13 @@ read its beginning once.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from branchwise.engines import Structure
 from branchwise.types import Message, RetrievedPassage
 
-from .protocol import AgentProtocol
+from .protocol import AgentProtocol, register_protocol
+from .settings import ConstrainedSettings
 from .state import Action, State, Step
 from .tags import CONTENT, fenced
 
@@ -40,10 +42,18 @@ class LiveSearch:
     notes: tuple[str, ...] = ()
 
 
+class EvoRagAgentSettings(ConstrainedSettings):
+    """EVO-RAG's protocol."""
+
+    protocol: Literal["evo-rag"] = "evo-rag"
+
+
+@register_protocol
 class EvoRAG(AgentProtocol):
     """EVO-RAG's protocol (see module)."""
 
     name = "evo-rag"
+    settings_class = EvoRagAgentSettings
     can_refuse = True
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:

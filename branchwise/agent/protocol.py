@@ -1,31 +1,33 @@
 """Protocols: prompts, tags, parsing, stages, and the environment's replies.
 
-A system's protocol is one class in a module of this package, a folder of prompts, and a line in
-`agent.protocols`. There are two kinds. Protocols that rewrite their state (ReasonRAG, EVO-RAG)
-build a new prompt for every call. Protocols that continue one assistant turn set `continues`: the
-prompt stays, followed by the text of the policy and of the environment.
+A system's protocol is one registered class and its prompts. There are two kinds. Protocols that
+rewrite their state (ReasonRAG, EVO-RAG) build a new prompt for every call. Protocols that continue
+one assistant turn set `continues`: the prompt stays, followed by the text of the policy and of the
+environment.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
+from branchwise.base import Registry
 from branchwise.engines import Structure
 from branchwise.types import Message, Question, RetrievedPassage
 
 from .prompts import load_prompts, prompts_digest
 from .segments import Segment
-from .settings import AgentSettings
+from .settings import AgentSettings, ConstrainedSettings
 from .state import INVALID, TERMINAL, Action, State, Step, is_end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class AgentProtocol(ABC):
     """Turns a state into a prompt, and a model's text into an action and the next state.
 
     Attributes:
         name: Value of `agent.protocol`, and the folder of its prompts.
+        settings_class: Class of the protocol's `agent:` block.
         can_refuse: Whether a policy may decline to answer. If not, unanswerable questions are
             skipped.
         forces_answer: Whether the last call that the budget allows demands an answer.
@@ -36,12 +38,19 @@ class AgentProtocol(ABC):
     """
 
     name: ClassVar[str]
+    settings_class: ClassVar[type[AgentSettings]] = AgentSettings
     can_refuse: ClassVar[bool] = False
     forces_answer: ClassVar[bool] = True
     continues: ClassVar[bool] = False
     stops: ClassVar[tuple[str, ...]] = ()
 
-    settings: AgentSettings = field(default_factory=AgentSettings)
+    settings: AgentSettings
+
+    def __init__(self, settings: AgentSettings | None = None) -> None:
+        """Binds the protocol to its settings; defaults to those of an empty block."""
+        if settings is None:
+            settings = self.settings_class.model_validate({"protocol": self.name})
+        object.__setattr__(self, "settings", settings)
 
     @cached_property
     def prompts(self) -> dict[str, str]:
@@ -56,6 +65,16 @@ class AgentProtocol(ABC):
     @property
     def prefill(self) -> str:
         return ""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether decoding is constrained to `structure`, if the engine supports it."""
+        return isinstance(self.settings, ConstrainedSettings) and self.settings.structured
+
+    @property
+    def shows_whole_replies(self) -> bool:
+        """Whether prompts, and so the judge, show earlier steps as the policy wrote them."""
+        return False
 
     @property
     def max_calls(self) -> int:
@@ -168,6 +187,22 @@ class AgentProtocol(ABC):
     def with_budget(self, max_steps: int) -> Self:
         """Returns the protocol with another `agent.max_steps`."""
         return replace(self, settings=self.settings.model_copy(update={"max_steps": max_steps}))
+
+
+P = TypeVar("P", bound=AgentProtocol)
+
+PROTOCOLS: Registry[type[AgentProtocol]] = Registry("protocol", "branchwise.agent.protocols")
+"""Protocols by their name in `agent.protocol`."""
+
+
+def register_protocol(protocol: type[P]) -> type[P]:
+    """Class decorator: adds a protocol under its `name`.
+
+    Raises:
+        ConfigError: If another protocol has the name.
+    """
+    PROTOCOLS.add(protocol.name, protocol, protocol.__module__)
+    return protocol
 
 
 def root_of(

@@ -5,11 +5,15 @@ documents after a query inside `<think>`, and the turn continues.
 """
 
 from itertools import chain
+from typing import Literal
+
+from pydantic import Field
 
 from branchwise.types import Message
 
-from .protocol import AgentProtocol
+from .protocol import AgentProtocol, register_protocol
 from .segments import R1_SEARCHER, Tag, find_tags, policy_text, section
+from .settings import AgentSettings
 from .state import Action, State, Step
 from .tags import without_tags
 
@@ -17,10 +21,29 @@ QUERY_END = R1_SEARCHER["query"][1]
 ANSWER_END = R1_SEARCHER["answer"][1]
 
 
+class R1SearcherAgentSettings(AgentSettings):
+    """R1-Searcher's protocol.
+
+    Attributes:
+        max_retrievals: Most searches per trajectory.
+        prompt: Prompt for a `base` or an `instruct` model.
+        prefill: Beginning of the assistant's turn. Defaults to `<think>` for the `base` prompt,
+            else to nothing.
+    """
+
+    protocol: Literal["r1-searcher"] = "r1-searcher"
+    max_retrievals: int = Field(default=8, ge=0)
+    prompt: Literal["base", "instruct"] = "base"
+    prefill: str | None = None
+
+
+@register_protocol
 class R1Searcher(AgentProtocol):
     """R1-Searcher's protocol (see module)."""
 
     name = "r1-searcher"
+    settings_class = R1SearcherAgentSettings
+    settings: R1SearcherAgentSettings
     forces_answer = False
     continues = True
     stops = (QUERY_END, ANSWER_END)

@@ -6,19 +6,29 @@ in sentences, which exact match counts as wrong.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 from branchwise.engines import Structure
 from branchwise.types import Message
 
-from .protocol import AgentProtocol
+from .protocol import AgentProtocol, register_protocol
+from .settings import ConstrainedSettings, OneCallSettings
 from .state import Action, State
 from .tags import fenced, parse_tag, tag_structure
 
 
+class ReadingAgentSettings(ConstrainedSettings, OneCallSettings):
+    """One turn without a search."""
+
+    protocol: Literal["reading"] = "reading"
+
+
+@register_protocol
 class Reading(AgentProtocol):
     """The single-turn protocol (see module)."""
 
     name = "reading"
+    settings_class = ReadingAgentSettings
     forces_answer = False
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:

@@ -5,10 +5,13 @@ in Grounding; Reasoning sees the queries and the evidence. The prompt begins wit
 (system text, then question, then thoughts), so that an engine's prefix cache hits.
 """
 
+from typing import Literal
+
 from branchwise.engines import Structure
 from branchwise.types import Message
 
-from .protocol import AgentProtocol
+from .protocol import AgentProtocol, register_protocol
+from .settings import ConstrainedSettings
 from .state import TERMINAL, Action, State, Step
 from .tags import fenced, parse_tag, tag_structure
 
@@ -20,10 +23,30 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 _NEXT = {"query": "grounding", "evidence": "reasoning"}
 
 
+class ReasonRagAgentSettings(ConstrainedSettings):
+    """ReasonRAG's protocol.
+
+    Attributes:
+        history: Earlier steps in the prompts: the `contents` of their tags, or the whole
+            `responses` (the paper, equations 2, 4 and 6), which keep the reasoning that a large
+            model writes before its tag.
+    """
+
+    protocol: Literal["reasonrag"] = "reasonrag"
+    history: Literal["contents", "responses"] = "contents"
+
+
+@register_protocol
 class ReasonRAG(AgentProtocol):
     """ReasonRAG's protocol (see module)."""
 
     name = "reasonrag"
+    settings_class = ReasonRagAgentSettings
+    settings: ReasonRagAgentSettings
+
+    @property
+    def shows_whole_replies(self) -> bool:
+        return self.settings.history == "responses"
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
         name = "forced" if last else state.stage if state.steps else "first"
@@ -49,7 +72,7 @@ class ReasonRAG(AgentProtocol):
         return lines
 
     def _thought(self, step: Step) -> str:
-        if self.settings.history == "responses":
+        if self.shows_whole_replies:
             return step.text.strip()
         return f"{step.action.kind.capitalize()}: {step.action.content}"
 

@@ -4,17 +4,35 @@ Sources: Eval-RAR algorithm 1 and its prompt (in our own words); Search-R1; Auto
 in their tags and in the policy's text about the documents (`agent.segments.SearchTags`).
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from branchwise.types import Message
 
-from .protocol import AgentProtocol
+from .protocol import AgentProtocol, register_protocol
 from .segments import AUTOREFINE, EVAL_RAR, SEARCH_R1, SearchTags, first_pair
+from .settings import AgentSettings
 from .state import Action, State, Step
 from .tags import without_tags
 
 CORRECTION = "\nMy action is wrong. Let me try again.\n"
 """The environment's text after an invalid action, in the policy's own voice (Eval-RAR)."""
+
+
+class SearchLoopSettings(AgentSettings):
+    """Search-R1's loop and its descendants.
+
+    Attributes:
+        protocol: Whose tags are used.
+        max_corrections: Most invalid actions that are answered with a corrective sentence; the next
+            one ends the trajectory.
+        prefill: Beginning of the assistant's turn.
+    """
+
+    protocol: Literal["eval-rar", "search-r1", "autorefine"]
+    max_corrections: int = Field(default=3, ge=0)
+    prefill: str = ""
 
 
 class SearchLoop(AgentProtocol):
@@ -24,10 +42,12 @@ class SearchLoop(AgentProtocol):
     continues = True
     stops = ("</search>", "</answer>")
     search_tags: ClassVar[SearchTags]
+    settings_class = SearchLoopSettings
+    settings: SearchLoopSettings
 
     @property
     def prefill(self) -> str:
-        return self.settings.prefill or ""
+        return self.settings.prefill
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
         system = Message("system", self.prompts["system"])
@@ -70,6 +90,7 @@ class SearchLoop(AgentProtocol):
         return super().stop_reason(state)
 
 
+@register_protocol
 class EvalRAR(SearchLoop):
     """Eval-RAR: the policy evaluates the passages of each search before it continues."""
 
@@ -77,6 +98,7 @@ class EvalRAR(SearchLoop):
     search_tags = EVAL_RAR
 
 
+@register_protocol
 class SearchR1(SearchLoop):
     """Search-R1: no evaluation."""
 
@@ -84,6 +106,7 @@ class SearchR1(SearchLoop):
     search_tags = SEARCH_R1
 
 
+@register_protocol
 class AutoRefine(SearchLoop):
     """AutoRefine: the policy refines the documents instead of evaluating them."""
 

@@ -27,6 +27,8 @@ from .lock import RunLock as RunLock
 from .lock import lock_path as lock_path
 from .memory import format_memory_error as format_memory_error
 from .memory import out_of_memory_message as out_of_memory_message
+from .named_block import NamedBlock as NamedBlock
+from .named_block import named_block as named_block
 from .plain_json import as_object as as_object
 from .plain_json import dump_json as dump_json
 from .plain_json import kind_in_words as kind_in_words
@@ -34,6 +36,7 @@ from .plain_json import object_inside as object_inside
 from .plain_json import parse_json as parse_json
 from .plain_yaml import parse_settings as parse_settings
 from .plain_yaml import parse_yaml as parse_yaml
+from .registry import Registry as Registry
 from .safe_files import LOG_BYTES as LOG_BYTES
 from .safe_files import open_inside as open_inside
 from .safe_files import open_named as open_named

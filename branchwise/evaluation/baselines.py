@@ -3,16 +3,34 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from branchwise.agent import TERMINAL, Action, State, Step
+from branchwise.base import Registry
 from branchwise.retrieval import Retriever
 from branchwise.rewards import normalise
 from branchwise.types import Passage, Question, RetrievedPassage
 
 from .answering import Begin
 
-BaselineName = Literal["closed-book", "majority", "one-shot", "oracle"]
+Answers = Callable[["Material"], "Baseline"]
+"""Returns how a baseline answers with the material of an evaluation."""
+
+BASELINES: Registry["Answers"] = Registry("baseline")
+"""Baselines by name."""
+
+
+def register_baseline(name: str) -> Callable[[Answers], Answers]:
+    """Function decorator: adds a baseline.
+
+    Args:
+        name: Name in `evaluation.baselines` and in tables.
+    """
+
+    def register(baseline: Answers) -> Answers:
+        return BASELINES.add(name, baseline, baseline.__module__)
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -52,11 +70,13 @@ class Baseline:
     deciding: Mapping[str, Any] = field(default_factory=dict)
 
 
+@register_baseline("closed-book")
 def closed_book(material: Material) -> Baseline:
     """Answers from the model's own knowledge: the prompt has no passages."""
     return Baseline()
 
 
+@register_baseline("one-shot")
 def one_shot(material: Material) -> Baseline:
     """Reads the passages that the question retrieves; this search does not count as a step."""
 
@@ -67,6 +87,7 @@ def one_shot(material: Material) -> Baseline:
     return Baseline(begin)
 
 
+@register_baseline("oracle")
 def oracle(material: Material) -> Baseline:
     """Reads the gold passages, as after a perfect search."""
 
@@ -100,6 +121,7 @@ def supporting(question: Question, corpus: Mapping[str, Passage]) -> tuple[Retri
     )
 
 
+@register_baseline("majority")
 def majority(material: Material) -> Baseline:
     """Gives the most frequent answer of a source to all its questions, without a model."""
     answers = majority_answers(material.others())
@@ -132,11 +154,3 @@ def majority_answers(questions: Iterable[Question]) -> dict[str, str]:
         for source, answers in sorted(counts.items())
         if answers
     }
-
-
-BASELINES: Mapping[BaselineName, Callable[[Material], Baseline]] = {
-    "closed-book": closed_book,
-    "majority": majority,
-    "one-shot": one_shot,
-    "oracle": oracle,
-}

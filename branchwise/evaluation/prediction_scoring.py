@@ -1,7 +1,7 @@
 """One finished trajectory as a row of `predictions`, with the verdicts of its protocol's rules."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from branchwise.agent import (
     INVALID,
@@ -14,21 +14,14 @@ from branchwise.agent import (
     is_search,
 )
 from branchwise.rewards import (
+    SCHEMES,
     AnswerScores,
-    Arena,
-    EvalRar,
-    R1Searcher,
     Verdicts,
     guessable,
     normalise,
     supporting_recall,
 )
 from branchwise.types import FailedPrediction, Prediction, Question
-
-VERDICTS: dict[str, Callable[[Question, AgentProtocol, State], Verdicts]] = {
-    name: scheme.verdicts for scheme in (Arena, R1Searcher, EvalRar) for name in scheme.protocols
-}
-"""Rules by protocol; for any other protocol, the format is correct if no action is invalid."""
 
 
 def score_trajectory(
@@ -123,8 +116,13 @@ def trajectory_json(state: State) -> str:
 
 
 def verdicts_of(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
-    """Judges a finished trajectory by the rules of its protocol."""
-    judge = VERDICTS.get(protocol.name)
-    if judge is not None:
-        return judge(question, protocol, state)
+    """Judges a finished trajectory by the rules of its protocol's reward scheme.
+
+    Without such rules, the format is correct if no action is invalid.
+    """
+    for scheme in SCHEMES.values():
+        if protocol.name in scheme.protocols:
+            verdicts = scheme.verdicts(question, protocol, state)
+            if verdicts is not None:
+                return verdicts
     return Verdicts(all(step.action.kind != INVALID for step in state.steps))

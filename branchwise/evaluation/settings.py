@@ -10,20 +10,20 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from branchwise.agent import AgentSettings
 from branchwise.base import Settings
 from branchwise.engines import JudgeSettings, ModelSettings
 
 from .answer_judge import JudgePrompt
-from .baselines import BaselineName
+from .baselines import BASELINES
 
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]
 """Names a folder of the run."""
 
 
-class EvaluatedPolicy(ModelSettings, AgentSettings):
-    """A policy to compare, or a rater: settings of `policy:` and `agent:` in one block.
+class EvaluatedPolicy(ModelSettings):
+    """A policy to compare, or a rater: settings of `policy:`, and those of `agent:` in a block.
 
     Defaults to the recipe's settings. With another `engine` or `base_url`, it inherits nothing
     about the endpoint (address, key, price, weights, server arguments, form of constraints). With
@@ -34,10 +34,13 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
         model: Model folder, "packaged" or served name; `{run}` is replaced by the run's name.
         temperature: Sampling temperature; defaults to `evaluation.temperature`, and for a rater to
             1.
+        agent: Settings of `agent:` that differ. With another `protocol`, only settings that both
+            protocols have are inherited.
     """
 
     model: str
     temperature: float = Field(default=0.0, ge=0, le=5)
+    agent: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -99,14 +102,19 @@ class EvaluationSettings(Settings):
     policies: dict[PolicyName, EvaluatedPolicy] = Field(default_factory=dict)
     limit: int = Field(default=200, ge=1)
     temperature: float = Field(default=0.0, ge=0, le=5)
-    baselines: tuple[BaselineName, ...] = ()
+    baselines: tuple[str, ...] = ()
     baseline_model: EvaluatedPolicy | None = None
     draw: int = Field(default=0, ge=0)
     judge: EvaluationJudge | None = None
 
     @field_validator("baselines")
     @classmethod
-    def _check_names(cls, names: tuple[BaselineName, ...]) -> tuple[BaselineName, ...]:
+    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in BASELINES:
+                raise PydanticCustomError(
+                    "unknown_name", "{text}", {"text": BASELINES.unknown_message(name)}
+                )
         if len(set(names)) < len(names):
             raise ValueError("names a baseline twice")
         return names

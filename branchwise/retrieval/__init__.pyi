@@ -1,9 +1,16 @@
 from .encoder import QuerySimilarity as QuerySimilarity
 from .encoder import require_dense_extra as require_dense_extra
 from .http_retriever import HttpRetriever as HttpRetriever
+from .index import RETRIEVAL_BLOCK as RETRIEVAL_BLOCK
+from .index import RETRIEVERS as RETRIEVERS
+from .index import RetrievalBlock as RetrievalBlock
 from .index import open_retriever as open_retriever
+from .index import register_retriever as register_retriever
 from .index_server import serving as serving
 from .interface import Retriever as Retriever
 from .passages import corpus_hash as corpus_hash
+from .settings import Bm25Settings as Bm25Settings
+from .settings import HttpSettings as HttpSettings
 from .settings import RetrievalSettings as RetrievalSettings
+from .settings import VectorSettings as VectorSettings
 from .settings import checked_url as checked_url

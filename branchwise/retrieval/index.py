@@ -1,20 +1,23 @@
-"""Opens a recipe's retriever; indexes are built once and then memory-mapped."""
+"""The retrievers, and how a recipe's is opened; indexes are built once and then memory-mapped."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from branchwise.base import Log
+from pydantic import BeforeValidator, SerializeAsAny
+
+from branchwise.base import Log, NamedBlock, Registry
 from branchwise.storage import cache_section, get_or_build
 from branchwise.types import Passage
 
 from .bm25 import TOKENISER, Bm25Retriever, build_bm25
 from .interface import CachedRetriever, FusionRetriever, Retriever
 from .passages import corpus_hash, in_index_order
-from .settings import DenseSettings, RetrievalSettings
+from .settings import Bm25Settings, HttpSettings, RetrievalSettings, VectorSettings
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +26,59 @@ FORMAT = 1
 
 LARGE_CORPUS = 50_000
 """Passages from which building a BM25 index takes seconds, so a message announces it."""
+
+
+class RetrieverKind(NamedTuple):
+    """A kind of retriever.
+
+    Attributes:
+        open: Returns the retriever of settings over a corpus. Takes settings, passages by id, the
+            folder of all indexes, and a callback for progress.
+        settings_class: Class of its `retrieval:` block.
+        serves_corpus: Whether it searches the recipe's corpus; a search server has its own.
+    """
+
+    open: Callable[[Any, Sequence[Passage], Path, Log | None], Retriever]
+    settings_class: type[RetrievalSettings]
+    serves_corpus: bool = True
+
+
+RETRIEVERS: Registry[RetrieverKind] = Registry("retriever")
+"""Retrievers by their name in `retrieval.kind`."""
+
+Opener = TypeVar("Opener", bound=Callable[..., Retriever])
+
+
+def register_retriever(
+    kind: str,
+    settings_class: type[RetrievalSettings] = RetrievalSettings,
+    *,
+    serves_corpus: bool = True,
+) -> Callable[[Opener], Opener]:
+    """Decorator: adds a retriever, by the class or function that `RetrieverKind.open` describes.
+
+    Args:
+        kind: Name in `retrieval.kind`.
+        settings_class: Class of its `retrieval:` block.
+        serves_corpus: See `RetrieverKind`.
+    """
+
+    def register(open_: Opener) -> Opener:
+        RETRIEVERS.add(kind, RetrieverKind(open_, settings_class, serves_corpus), open_.__module__)
+        return open_
+
+    return register
+
+
+RETRIEVAL_BLOCK = NamedBlock(
+    "kind",
+    "bm25",
+    "retriever",
+    lambda: {name: kind.settings_class for name, kind in RETRIEVERS.items()},
+)
+
+RetrievalBlock = Annotated[RetrievalSettings, SerializeAsAny(), BeforeValidator(RETRIEVAL_BLOCK)]
+"""Type of a recipe's `retrieval:`: the settings of any registered retriever."""
 
 
 def open_retriever(
@@ -34,8 +90,8 @@ def open_retriever(
     """Returns the retriever of `settings` over `corpus`; builds its index if necessary.
 
     Args:
-        settings: Kind of retrieval, and its encoder.
-        corpus: the passages, in any order; ignored by kind `http` (the server has its own).
+        settings: Settings of a registered retriever.
+        corpus: the passages, in any order; ignored by a search server (it has its own).
         cache: folder of all indexes; None takes `indexes` in the cache folder.
         log: Callback for progress and for messages about damaged indexes; defaults to the log.
 
@@ -45,23 +101,35 @@ def open_retriever(
             the cache.
         StorageError: If the folder of the indexes cannot be written.
     """
-    if settings.kind == "http":
-        from .http_retriever import HttpRetriever
-
-        return CachedRetriever(HttpRetriever(settings.url))
-    passages = in_index_order(corpus)
-    digest = corpus_hash(passages)
+    retriever = RETRIEVERS[settings.kind]
+    if not retriever.serves_corpus:
+        return CachedRetriever(retriever.open(settings, (), Path(), log))
     folder = cache or cache_section("indexes")
-    retrievers: list[Retriever] = []
-    if settings.kind != "dense":
-        retrievers.append(_open_bm25(passages, digest, folder, log))
-    if settings.kind != "bm25":
-        retrievers.append(_open_dense(settings.dense, passages, digest, folder, log))
-    is_fusion = settings.kind == "fusion"
-    return CachedRetriever(FusionRetriever(retrievers) if is_fusion else retrievers[0])
+    return CachedRetriever(retriever.open(settings, in_index_order(corpus), folder, log))
 
 
-def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None) -> Retriever:
+@register_retriever("http", HttpSettings, serves_corpus=False)
+def _open_http(
+    settings: HttpSettings, corpus: Sequence[Passage], cache: Path, log: Log | None
+) -> Retriever:
+    from .http_retriever import HttpRetriever
+
+    return HttpRetriever(settings.url)
+
+
+@register_retriever("fusion", VectorSettings)
+def _open_fusion(
+    settings: VectorSettings, passages: Sequence[Passage], cache: Path, log: Log | None
+) -> Retriever:
+    opened = (open_(settings, passages, cache, log) for open_ in (_open_bm25, _open_dense))
+    return FusionRetriever(tuple(opened))
+
+
+@register_retriever("bm25", Bm25Settings)
+def _open_bm25(
+    settings: RetrievalSettings, passages: Sequence[Passage], cache: Path, log: Log | None
+) -> Retriever:
+    corpus = corpus_hash(passages)
     digest = _key("bm25", corpus=corpus, tokeniser=TOKENISER, bm25s=version("bm25s"))
 
     def build(new: Path) -> None:
@@ -73,13 +141,14 @@ def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log |
     return Bm25Retriever(folder, passages, digest)
 
 
+@register_retriever("dense", VectorSettings)
 def _open_dense(
-    settings: DenseSettings, passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None
+    settings: VectorSettings, passages: Sequence[Passage], cache: Path, log: Log | None
 ) -> Retriever:
     from .dense import DenseRetriever, build_dense
     from .encoder import Encoder
 
-    encoder = Encoder(settings)
+    encoder, corpus = Encoder(settings.dense), corpus_hash(passages)
     digest = _key("dense", corpus=corpus, encoder=encoder.identity)
 
     def build(new: Path) -> None:

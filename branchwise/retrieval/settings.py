@@ -1,4 +1,4 @@
-"""Settings of the `retrieval:` block."""
+"""Settings of the `retrieval:` block: what every retriever has, and those of our own."""
 
 from typing import Literal
 
@@ -29,15 +29,40 @@ class RetrievalSettings(Settings):
     """Passage retrieval.
 
     Attributes:
-        kind: `bm25`; `dense` vectors; `fusion` of both by reciprocal ranks; or `http`, a search
-            server with Search-R1's protocol.
+        kind: Name of the retriever: `bm25`; `dense` vectors; `fusion` of both by reciprocal ranks;
+            `http`, a search server with Search-R1's protocol; or one of a plug-in.
         top_k: Passages per search.
+    """
+
+    kind: str
+    top_k: int = Field(default=3, ge=1, le=100)
+
+
+class Bm25Settings(RetrievalSettings):
+    """Retrieval by words."""
+
+    kind: Literal["bm25"] = "bm25"
+
+
+class VectorSettings(RetrievalSettings):
+    """Retrieval by vectors, or by words and vectors.
+
+    Attributes:
+        kind: `dense` vectors, or `fusion` with BM25.
+    """
+
+    kind: Literal["dense", "fusion"]
+    dense: DenseSettings = DenseSettings()
+
+
+class HttpSettings(RetrievalSettings):
+    """Retrieval by a search server.
+
+    Attributes:
         url: Address of the search server, without a query.
     """
 
-    kind: Literal["bm25", "dense", "fusion", "http"] = "bm25"
-    top_k: int = Field(default=3, ge=1, le=100)
-    dense: DenseSettings = DenseSettings()
+    kind: Literal["http"]
     url: str | None = None
 
 

@@ -33,13 +33,13 @@ from .reward_model.model import prefix_of as prefix_of
 from .reward_model.model import read_record as read_record
 from .reward_model.model import reward_model_digest as reward_model_digest
 from .reward_model.model import stored_encoder as stored_encoder
+from .scheme import SCHEMES as SCHEMES
 from .scheme import NodeEvaluation as NodeEvaluation
 from .scheme import RewardScheme as RewardScheme
-from .schemes import SCHEMES as SCHEMES
+from .scheme import register_reward as register_reward
 from .schemes import RewardSettings as RewardSettings
 from .schemes import naming as naming
 from .schemes import scheme_of as scheme_of
-from .schemes import settings_class as settings_class
 from .settings import REWARDS as REWARDS
 from .settings import Estimator as Estimator
 from .settings import EvoRagSettings as EvoRagSettings

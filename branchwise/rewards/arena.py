@@ -24,6 +24,7 @@ from branchwise.types import Question
 from .answers import exact_match, f1
 from .outcome import Outcome, Verdicts
 from .outcome_scheme import OutcomeScheme
+from .scheme import register_reward
 from .settings import SchemeSettings
 
 ArenaComponent = Literal["format", "accuracy", "relevance", "bonus"]
@@ -138,9 +139,11 @@ def _relevance(
     return 1.0 if cited == frozenset(supporting) else partial
 
 
+@register_reward
 class Arena(OutcomeScheme):
     """ARENA's adaptive reward of one reply."""
 
+    name = "arena"
     title = "ARENA"
     protocols = ("arena",)
     settings_class = ArenaSettings

@@ -30,6 +30,7 @@ from branchwise.types import Question
 from .answers import contains, exact_match, f1, normalise
 from .outcome import Outcome, Verdicts
 from .outcome_scheme import OutcomeScheme
+from .scheme import register_reward
 from .settings import SchemeSettings
 
 ACTIONS = ("search", "answer")
@@ -156,9 +157,11 @@ def _copied_share(evaluations: Iterable[_Evaluation], blocks: Sequence[str]) -> 
     return fmean(shares) if shares else None
 
 
+@register_reward
 class EvalRar(OutcomeScheme):
     """Rewards of the protocols that share Search-R1's loop."""
 
+    name = "eval-rar"
     title = "Eval-RAR"
     protocols = tuple(
         name for name, protocol in PROTOCOLS.items() if issubclass(protocol, SearchLoop)

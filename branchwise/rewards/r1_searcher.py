@@ -26,6 +26,7 @@ from branchwise.types import Question
 from .answers import cover_em, exact_match, f1
 from .outcome import Outcome, Verdicts
 from .outcome_scheme import OutcomeScheme
+from .scheme import register_reward
 from .settings import SchemeSettings
 
 R1Rule = Literal[
@@ -169,9 +170,11 @@ def _is_readable(text: str, shown: set[str]) -> bool:
     )
 
 
+@register_reward
 class R1Searcher(OutcomeScheme):
     """R1-Searcher's rewards of stage 1 or 2."""
 
+    name = "r1-searcher"
     title = "R1-Searcher"
     protocols = ("r1-searcher",)
     settings_class = R1SearcherSettings

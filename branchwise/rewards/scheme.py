@@ -1,21 +1,21 @@
 """The interface of a reward scheme.
 
-A scheme is built from a recipe. `rewards.schemes` lists all of them by the name in
-`rewards: {scheme: …}`.
+A scheme is built from a recipe, which names it in `rewards: {scheme: …}`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
-from branchwise.agent import AgentSettings, State
+from branchwise.agent import AgentProtocol, AgentSettings, State
+from branchwise.base import Registry
 from branchwise.engines import Engine, JudgeSettings
-from branchwise.mcts import SearchSettings
+from branchwise.mcts import SearchSettings, TreeSettings
 from branchwise.types import Question, Rollout, TreeNode
 
 from .labels import Label
-from .outcome import Outcome
+from .outcome import Outcome, Verdicts
 from .settings import SchemeSettings
 
 
@@ -61,6 +61,7 @@ class RewardScheme(ABC):
     """A reward system under the settings of one recipe.
 
     Attributes:
+        name: Value of `rewards.scheme`.
         settings_class: Class of the scheme's `rewards:` block.
         protocols: Protocols whose trajectories the scheme can read; empty for any.
         extras: Extras of pyproject.toml that the scheme needs.
@@ -73,7 +74,8 @@ class RewardScheme(ABC):
         stages: Values of `rewards.stage` that a curriculum goes through.
     """
 
-    settings_class: ClassVar[type[SchemeSettings]]
+    name: ClassVar[str]
+    settings_class: ClassVar[type[SchemeSettings]] = SchemeSettings
     settings: SchemeSettings
     protocols: ClassVar[tuple[str, ...]] = ()
     extras: ClassVar[tuple[str, ...]] = ()
@@ -110,13 +112,13 @@ class RewardScheme(ABC):
             )
         if self.by_answer:
             return
-        if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
+        if isinstance(search, TreeSettings) and search.evaluator not in {"playout", "reward_model"}:
             yield (
                 f"rewards.scheme: {name} rewards every step of a trajectory, but "
                 f"mcts.evaluator is `{search.evaluator}`, which stores no steps; set "
                 "mcts.evaluator: playout, or mcts.kind: chains"
             )
-        if search.kind == "tree" and not search.normalise:
+        if isinstance(search, TreeSettings) and not search.normalise:
             yield f"rewards.scheme: {name} gives values outside [0, 1]; set mcts.normalise: true"
         if self.recipe.pairs.invalid == "rejected":
             yield f"rewards.scheme: {name} does not label invalid steps; set pairs.invalid: drop"
@@ -147,6 +149,14 @@ class RewardScheme(ABC):
     ) -> list[Label]:
         """Labels a stored tree: one label per node, in order of `node_id`."""
 
+    @classmethod
+    def verdicts(cls, question: Question, protocol: AgentProtocol, state: State) -> Verdicts | None:
+        """Checks a finished trajectory against the rules of one of the scheme's protocols.
+
+        Evaluations of any policy report this; None if an action that is not invalid suffices.
+        """
+        return None
+
     def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
         """Values a stored rollout; None if it does not count, as in schemes without `by_answer`."""
         return None
@@ -154,3 +164,19 @@ class RewardScheme(ABC):
     def weights(self, t: int) -> Mapping[str, float]:
         """Returns the weights of the components at policy call `t`; empty unless `learnable`."""
         return {}
+
+
+S = TypeVar("S", bound=RewardScheme)
+
+SCHEMES: Registry[type[RewardScheme]] = Registry("reward scheme", "branchwise.rewards.schemes")
+"""Reward schemes by their name in `rewards: {scheme: …}`."""
+
+
+def register_reward(scheme: type[S]) -> type[S]:
+    """Class decorator: adds a reward scheme under its `name`.
+
+    Raises:
+        ConfigError: If another scheme has the name.
+    """
+    SCHEMES.add(scheme.name, scheme, scheme.__module__)
+    return scheme

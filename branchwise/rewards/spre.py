@@ -26,12 +26,13 @@ from functools import cached_property
 from statistics import fmean
 
 from branchwise.agent import State
+from branchwise.mcts import TreeSettings
 from branchwise.types import NO_PARENT, Component, Question, Rollout, TreeNode
 
 from .answers import f1, strict_form
 from .labels import Label
 from .outcome import Outcome
-from .scheme import RewardScheme
+from .scheme import RewardScheme, register_reward
 from .settings import Estimator, SpreSettings
 
 
@@ -235,9 +236,11 @@ class TreeFacts:
         return Label(reward, len({outcome.trajectory for outcome in outcomes}), parts)
 
 
+@register_reward
 class Spre(RewardScheme):
     """Rewards a step by the answers that it leads to: F1 · α^steps."""
 
+    name = "spre"
     settings_class = SpreSettings
     settings: SpreSettings
     by_answer = True
@@ -245,16 +248,21 @@ class Spre(RewardScheme):
     @property
     def estimator(self) -> Estimator:
         """The estimator of labels: by default `tree` for a judge's trees, else `monte_carlo`."""
-        default: Estimator = "tree" if self.recipe.mcts.evaluator == "judge" else "monte_carlo"
+        default: Estimator = "tree" if self.recipe.mcts.uses("judge") else "monte_carlo"
         return self.settings.estimator or default
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         search, estimator = self.recipe.mcts, self.estimator
+        if not self.settings.judge_decay and not search.uses("judge"):
+            yield (
+                "rewards.judge_decay is about the scores of a judge, which nothing uses; remove "
+                "it, or set mcts.evaluator: judge"
+            )
         facts = {"judge": "judge scores", "rollout": "rollouts"}.get(estimator)
         if facts is None:
             return
-        if search.kind == "chains":
+        if not isinstance(search, TreeSettings):
             yield (
                 f"rewards.estimator is `{estimator}` but mcts.kind is `chains`, which scores "
                 "only answers; use tree or monte_carlo, or set mcts.kind: tree"

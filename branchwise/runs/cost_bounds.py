@@ -6,7 +6,7 @@ from typing import Any
 
 from branchwise.agent import protocol_of, root_of
 from branchwise.engines import ModelSettings, Usage, cost_usd
-from branchwise.mcts import SearchSettings
+from branchwise.mcts import ChainSettings, SearchSettings, TreeSettings
 from branchwise.sources import Data
 from branchwise.types import Question
 
@@ -126,18 +126,19 @@ def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
     Returns:
         Fewest calls, most calls, and most final states.
     """
-    if search.kind == "chains":
+    if isinstance(search, ChainSettings):
         # A chain visits at most one state per depth; each may get this many more draws, each
         # followed to its end.
         more = 2 * search.branches - 1 if search.branches > 1 else 0
         chain = steps + more * steps * (steps + 1) // 2
         low = 1 if search.max_output_tokens else search.iterations
         return low, search.iterations * chain, search.iterations * (1 + more * steps)
+    assert isinstance(search, TreeSettings)
     # The root gets its children first, and a tree whose children are all final is exhausted.
     low = 1 if search.max_output_tokens else min(search.iterations, search.max_children)
-    if search.evaluator == "playout":
+    if search.uses("playout"):
         return low, search.iterations * (steps + 1), search.iterations
-    rollouts = search.rollouts if search.evaluator == "rollout" else 0
+    rollouts = search.rollouts if search.uses("rollout") else 0
     left, high = search.iterations, 0
     for depth in range(1, steps + 1):  # shallow nodes cost most: their rollouts are the longest
         nodes = min(left, search.max_children**depth)

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 from branchwise.agent import protocol_of
 from branchwise.base import atomic_write_text, markdown_cell, terminal_safe
-from branchwise.mcts import SearchSettings
+from branchwise.mcts import ChainSettings, SearchSettings, TreeSettings
 from branchwise.storage import Manifest, load_manifest, question_ids, read_parts
 
 from .environment import installed_version
@@ -63,9 +63,10 @@ def describe_search(search: SearchSettings) -> str:
     """Describes the search in one line."""
     most = search.max_output_tokens
     until = f", until {most:,} tokens are generated" if most is not None else ""
-    if search.kind == "chains":
+    if isinstance(search, ChainSettings):
         branches = f", {search.branches} branches per state" if search.branches > 1 else ""
         return f"{search.iterations} independent chains{branches}{until}"
+    assert isinstance(search, TreeSettings)
     return (
         f"{search.iterations} iterations, up to {search.max_children} children, "
         f"{search.selection}, evaluator {search.evaluator}{until}"

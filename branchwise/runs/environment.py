@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from branchwise.base import redacted_command
+from branchwise.retrieval import VectorSettings
 
 from .recipe import Recipe
 
@@ -86,7 +87,7 @@ def checkout() -> Path | None:
 
 def extras_of(recipe: Recipe) -> tuple[str, ...]:
     """Returns the names of the extras that a recipe needs, as in pyproject.toml."""
-    dense = ("dense",) if recipe.retrieval.kind in ("dense", "fusion") else ()
+    dense = ("dense",) if isinstance(recipe.retrieval, VectorSettings) else ()
     return tuple(dict.fromkeys((*dense, *recipe.scheme.extras)))
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from branchwise.agent import AgentProtocol, protocol_of, require_token_ids
 from branchwise.base import BranchwiseError, ConfigError, Faults, proxy_for, shown_url
 from branchwise.engines import ModelSettings, installed_vllm, served_files
+from branchwise.retrieval import HttpSettings
 from branchwise.rewards import reward_model_digest
 from branchwise.sources import Data, existing
 from branchwise.weights import check_embedded, policy_files, validated_policy_files
@@ -219,13 +220,13 @@ def servers(
 
 def search_server(recipe: Recipe) -> Iterator[Check]:
     """Yields the check of the search server, if the recipe has one."""
-    if recipe.retrieval.kind == "http":
+    if isinstance(recipe.retrieval, HttpSettings):
         yield "retrieval", partial(_search, recipe.retrieval.url)
 
 
 def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
     """Yields a warning for each server that is reached unencrypted through a proxy."""
-    if recipe.retrieval.kind == "http":
+    if isinstance(recipe.retrieval, HttpSettings):
         yield from _proxy_warning("retrieval.url", recipe.retrieval.url, "query and passage")
     for role, model in (recipe.annotating_models | recipe.other_endpoints()).items():
         if model.engine != "openvino":
@@ -243,18 +244,15 @@ def log_notes(context: StageContext, recipe: Recipe, data: Data | None = None) -
 
 
 def unused_models(recipe: Recipe) -> Iterator[str]:
-    """Yields a line for each model of the recipe that no stage calls."""
+    """Yields a line for each model of the recipe that nothing uses yet."""
     if recipe.judge and not recipe.active_judge and not recipe.answer_judge:
         yield (
-            f"judge: nothing uses it, because mcts.evaluator is `{recipe.mcts.evaluator}` and "
-            "evaluation.judge is not set"
+            "judge: nothing uses it. Set mcts.evaluator: judge, set evaluation.judge, or remove it"
         )
-    if recipe.verifier and not recipe.active_verifier:
-        yield f"verifier: nothing uses it, because rewards.scheme is `{recipe.rewards.scheme}`"
     if recipe.reward_model and not recipe.active_reward_model:
         yield (
-            "reward_model: nothing uses it, because neither mcts.evaluator nor pairs.score is "
-            "`reward_model`"
+            "reward_model: nothing uses it. Set mcts.evaluator or pairs.score to reward_model, or "
+            "remove it"
         )
 
 

@@ -4,20 +4,28 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from branchwise.agent import AgentSettings
+from branchwise.agent import AGENT_BLOCK, AgentBlock, AgentSettings, ReasonRagAgentSettings
 from branchwise.analysis import LABELS
 from branchwise.annotation import PairSettings
-from branchwise.base import Settings
+from branchwise.base import NamedBlock, Settings
 from branchwise.engines import JudgeSettings, ModelSettings
 from branchwise.evaluation import EvaluatedPolicy, EvaluationSettings, PolicyName
-from branchwise.mcts import SearchSettings
-from branchwise.retrieval import RetrievalSettings
+from branchwise.mcts import SEARCH_SETTINGS, SearchSettings, TreeSettings
+from branchwise.retrieval import Bm25Settings, RetrievalBlock
 from branchwise.rewards import RewardScheme, RewardSettings, SpreSettings, scheme_of
-from branchwise.sources import OWN_SOURCES, DataSettings, SetSettings, Split
+from branchwise.sources import OWN_SOURCES, AtlasSettings, DataBlock, SetSettings, Split
 from branchwise.training import TrainingSettings
 
 
@@ -100,6 +108,11 @@ M = TypeVar("M", bound=ModelSettings)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 """Pattern of folder names."""
 
+
+SEARCH_BLOCK = NamedBlock("kind", "tree", "kind of search", lambda: SEARCH_SETTINGS)
+
+SearchBlock = Annotated[SearchSettings, SerializeAsAny(), BeforeValidator(SEARCH_BLOCK)]
+"""Type of a recipe's `mcts:`: the settings of its kind."""
 
 MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum", "difficulty", "stages"})
 """Blocks that may change when an annotation resumes; all others define the rows."""
@@ -221,12 +234,12 @@ class Recipe(Settings):
     seed: int = 0
     cycle: int = Field(default=0, ge=0, le=9999)
     stages: tuple[StageName, ...] = Field(default=("annotate", "train-dpo", "eval"), min_length=1)
-    data: DataSettings = DataSettings()
-    retrieval: RetrievalSettings = RetrievalSettings()
-    agent: AgentSettings = AgentSettings()
+    data: DataBlock = AtlasSettings()
+    retrieval: RetrievalBlock = Bm25Settings()
+    agent: AgentBlock = ReasonRagAgentSettings()
     policy: ModelSettings = ModelSettings()
     judge: JudgeSettings | None = None
-    mcts: SearchSettings = SearchSettings()
+    mcts: SearchBlock = TreeSettings()
     rewards: RewardSettings = SpreSettings()
     verifier: JudgeSettings | None = None
     reward_model: str | None = None
@@ -236,6 +249,35 @@ class Recipe(Settings):
     evaluation: EvaluationConfig = EvaluationConfig()
     curriculum: CurriculumSettings = CurriculumSettings()
     difficulty: DifficultySettings = DifficultySettings()
+
+    @model_validator(mode="after")
+    def _agents_of_policies_fit(self) -> Self:
+        """Reports wrong agent settings of evaluated policies and the rater at their place."""
+        policies = {
+            ("evaluation", "policies", name): policy
+            for name, policy in self.evaluation.policies.items()
+        }
+        others = {
+            ("evaluation", "baseline_model"): self.evaluation.baseline_model,
+            ("difficulty", "policy"): self.difficulty.policy,
+        }
+        faults: list[InitErrorDetails] = []
+        for place, policy in (policies | others).items():
+            try:
+                if policy is not None:
+                    agent_of(policy, self.agent)
+            except ValidationError as error:
+                faults += [
+                    InitErrorDetails(
+                        type=PydanticCustomError(fault["type"], "{text}", {"text": fault["msg"]}),
+                        loc=(*place, "agent", *fault["loc"]),
+                        input=fault["input"],
+                    )
+                    for fault in error.errors()
+                ]
+        if faults:
+            raise ValidationError.from_exception_data("Recipe", faults)
+        return self
 
     def with_comparison(self) -> "Recipe":
         """Returns this recipe with the default of `rewards.comparison` for its data filled in."""
@@ -254,7 +296,7 @@ class Recipe(Settings):
     @property
     def active_judge(self) -> JudgeSettings | None:
         """Returns the judge that the search uses, or None."""
-        return self.judge if self.mcts.evaluator == "judge" else None
+        return self.judge if self.mcts.uses("judge") else None
 
     @property
     def active_verifier(self) -> JudgeSettings | None:
@@ -274,7 +316,7 @@ class Recipe(Settings):
     @property
     def active_reward_model(self) -> str | None:
         """Returns the reward model that search or pairs use, or None."""
-        searched = self.mcts.kind == "tree" and self.mcts.evaluator == "reward_model"
+        searched = self.mcts.uses("reward_model")
         return self.reward_model if searched or self.pairs.score == "reward_model" else None
 
     @property
@@ -314,12 +356,12 @@ class Recipe(Settings):
         return self._with_policy(reader, run, self.evaluation.temperature)
 
     def _with_policy(self, policy: EvaluatedPolicy, run: str, temperature: float) -> "Recipe":
-        settings = {name: getattr(policy, name) for name in policy.model_fields_set}
+        settings = {name: getattr(policy, name) for name in policy.model_fields_set - {"agent"}}
         settings["model"] = policy.model.replace("{run}", run)
         temperature = settings.pop("temperature", temperature)
         blocks = {
             "policy": _with_settings(self.policy, settings),
-            "agent": _updated(self.agent, settings),
+            "agent": agent_of(policy, self.agent),
             "evaluation": self.evaluation.model_copy(update={"temperature": temperature}),
         }
         return self.model_copy(update=blocks)
@@ -382,6 +424,28 @@ class Recipe(Settings):
             *blocks_of_it, last = path.split(".")
             reduce(dict.__getitem__, blocks_of_it, content).pop(last)
         return _hash(content)
+
+
+def agent_of(policy: EvaluatedPolicy, usual: AgentSettings) -> AgentSettings:
+    """Returns the agent settings of an evaluated policy.
+
+    Args:
+        usual: Those of the recipe. Only settings that both protocols have are inherited.
+
+    Raises:
+        ValidationError: If the policy's own settings are wrong.
+    """
+    kind = AGENT_BLOCK.class_of({"protocol": usual.protocol, **policy.agent})
+    fields = type(usual).model_fields
+    shared = {
+        name
+        for name, field in kind.model_fields.items()
+        if name in fields and field.metadata == fields[name].metadata
+    }
+    inherited = usual.model_dump(include=shared)
+    settings = kind.model_validate({**inherited, **policy.agent})
+    assert isinstance(settings, AgentSettings)
+    return settings
 
 
 def _endpoint_and_price(model: ModelSettings) -> tuple[object, ...]:

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
+from pydantic import BaseModel
+
 from branchwise.base import ConfigError, names_secret
 from branchwise.engines import ModelSettings
 from branchwise.engines import checked_url as endpoint_address
+from branchwise.mcts import ChainSettings, TreeSettings
+from branchwise.retrieval import HttpSettings, VectorSettings, require_dense_extra
 from branchwise.retrieval import checked_url as search_address
-from branchwise.retrieval import require_dense_extra
 from branchwise.rewards import SpreSettings, naming
+from branchwise.sources import ATLAS
 
-from .recipe import Recipe
+from .recipe import MODELS, CurriculumSettings, Recipe
 
 
 def find_conflicts(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
@@ -39,18 +43,31 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
 
 
 def _evaluator(recipe: Recipe) -> Iterator[str]:
-    if recipe.mcts.evaluator == "judge" and recipe.judge is None:
+    search = recipe.mcts
+    if search.uses("judge") and recipe.judge is None:
         yield "mcts.evaluator is `judge` but `judge:` is not set; set it, or use rollout"
-    if recipe.mcts.judge_terminals and recipe.mcts.evaluator != "judge":
+    if not isinstance(search, TreeSettings):
+        return
+    if search.judge_terminals and not search.uses("judge"):
         yield (
-            "mcts.judge_terminals is true but mcts.evaluator is "
-            f"`{recipe.mcts.evaluator}`; remove it, or set mcts.evaluator: judge"
+            f"mcts.judge_terminals is true but mcts.evaluator is `{search.evaluator}`; remove it, "
+            "or set mcts.evaluator: judge"
         )
+    if not search.uses("rollout"):
+        for name in ("rollouts", "rollout_temperature"):
+            if _is_changed(search, name):
+                yield (
+                    f"mcts.{name} is about rollouts, but mcts.evaluator is `{search.evaluator}`; "
+                    "remove it, or set mcts.evaluator: rollout"
+                )
 
 
 def _reward_model(recipe: Recipe) -> Iterator[str]:
-    users = {"mcts.evaluator": recipe.mcts.evaluator, "pairs.score": recipe.pairs.score}
-    for setting in (name for name, value in users.items() if value == "reward_model"):
+    users = {
+        "mcts.evaluator": recipe.mcts.uses("reward_model"),
+        "pairs.score": recipe.pairs.score == "reward_model",
+    }
+    for setting in (name for name, is_used in users.items() if is_used):
         if recipe.reward_model is None:
             yield (
                 f"{setting} is `reward_model` but `reward_model:` is not set; train one with "
@@ -66,33 +83,30 @@ def _reward_model(recipe: Recipe) -> Iterator[str]:
 
 def _search(recipe: Recipe) -> Iterator[str]:
     search = recipe.mcts
-    if search.rollout_temperature == 0 and search.rollouts > 1:
+    if isinstance(search, TreeSettings) and search.rollout_temperature == 0 and search.rollouts > 1:
         yield (
             f"mcts.rollout_temperature is 0, so all {search.rollouts} rollouts of a node are the "
             "same; set mcts.rollouts: 1"
         )
-    if search.kind == "chains" and search.evaluator in {"judge", "reward_model"}:
-        yield (
-            "mcts.kind is `chains`, which does not evaluate inner steps, but mcts.evaluator is "
-            f"`{search.evaluator}`; remove the evaluator, or set mcts.kind: tree"
-        )
 
 
 def _pairs(recipe: Recipe) -> Iterator[str]:
-    search, chains = recipe.mcts, recipe.mcts.kind == "chains"
+    search = recipe.mcts
     alone = "steps without siblings cannot form pairs; allow 2 or more"
-    if search.max_children < 2 and not chains:
-        yield f"mcts.max_children is 1: {alone}"
-    if search.iterations < 2 and search.branches < 2 and chains:
-        yield f"mcts.iterations is 1: {alone}"
     most = search.iterations
-    if chains and search.branches > 1:
-        # Each state of a chain may get this many more draws, each rolled out to its own end.
-        most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
-    if search.evaluator == "rollout" and not chains:
-        rewards = recipe.rewards
-        is_single = isinstance(rewards, SpreSettings) and rewards.estimator == "rollout"
-        most = search.rollouts if is_single else most * search.rollouts
+    if isinstance(search, TreeSettings):
+        if search.max_children < 2:
+            yield f"mcts.max_children is 1: {alone}"
+        if search.uses("rollout"):
+            rewards = recipe.rewards
+            is_single = isinstance(rewards, SpreSettings) and rewards.estimator == "rollout"
+            most = search.rollouts if is_single else most * search.rollouts
+    if isinstance(search, ChainSettings):
+        if search.iterations < 2 and search.branches < 2:
+            yield f"mcts.iterations is 1: {alone}"
+        if search.branches > 1:
+            # Each state of a chain may get this many more draws, each rolled out to its own end.
+            most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
     if recipe.pairs.min_outcomes > most:
         yield (
             f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but the label of a node has at "
@@ -116,10 +130,16 @@ def _traces(recipe: Recipe) -> Iterator[str]:
 
 def _retrieval(recipe: Recipe) -> Iterator[str]:
     retrieval = recipe.retrieval
-    if retrieval.kind in ("dense", "fusion"):
+    if isinstance(retrieval, VectorSettings):
         yield from _errors_of(require_dense_extra)
-    if retrieval.url or retrieval.kind == "http":  # even unused, it would be stored with the run
+    if isinstance(retrieval, HttpSettings):
         yield from _errors_of(partial(search_address, retrieval.url))
+
+
+def _is_changed(block: BaseModel, setting: str) -> bool:
+    """Returns whether a setting of a block differs from its default."""
+    field = type(block).model_fields[setting]
+    return bool(getattr(block, setting) != field.get_default(call_default_factory=True))
 
 
 def _errors_of(check: Callable[[], object]) -> list[str]:
@@ -166,6 +186,14 @@ def _sources(recipe: Recipe) -> Iterator[str]:
             yield f"{block}.source is `atlas`, which makes its own questions: remove `questions`"
     if data.mix and data.questions:
         yield "data.mix names the question sets: remove data.questions"
+    if data.mix and _is_changed(data, "split"):
+        yield "data.mix names the question sets: set `split` there, and remove data.split"
+    if data.corpus is None and _is_changed(data, "passage_words"):
+        yield "data.passage_words is about documents, but data.corpus is not set; remove it"
+    is_atlas = any(part.source == ATLAS for part in data.mix or (data,))
+    for name in type(data).model_fields.keys() & {"cities", "references"}:
+        if not is_atlas and _is_changed(data, name):
+            yield f"data.{name} is about atlas, which is not in data.mix; remove it"
     if data.corpus is None and any(part.source == "flashrag" for part in data.mix or (data,)):
         yield "data.source is `flashrag`, which does not include passages: set data.corpus"
 
@@ -198,7 +226,46 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _outcome_rl(recipe: Recipe) -> Iterator[str]:
+    grpo = recipe.training.grpo
+    if not grpo.beta and grpo.kl_in == "reward":
+        yield (
+            "training.grpo.kl_in is `reward`, but training.grpo.beta is 0, so nothing is "
+            "subtracted; set beta, or remove kl and kl_in"
+        )
+    if grpo.rollouts == "trees":
+        for name in ("questions", "group_size", "dynamic_sampling"):
+            if _is_changed(grpo, name):
+                yield (
+                    f"training.grpo.{name} is about fresh rollouts, but training.grpo.rollouts is "
+                    "`trees`; remove it"
+                )
+
+
+NOT_OF_ENGINE = {
+    "openvino": ("base_url", "dtype", "server_args", "server", "request", "structured_output"),
+    "openai": ("precision", "dtype", "server_args"),
+    "vllm": ("precision", "server", "structured_output"),
+}
+"""Settings of a model that have no effect, by engine."""
+
+
+def _engine(recipe: Recipe) -> Iterator[str]:
+    models = {role: getattr(recipe, role) for role in MODELS}
+    for role, model in models.items():
+        if model is None:
+            continue
+        for name in NOT_OF_ENGINE[model.engine]:
+            if _is_changed(model, name):
+                yield f"{role}.{name} has no effect with {role}.engine `{model.engine}`; remove it"
+
+
 def _curriculum(recipe: Recipe) -> Iterator[str]:
+    if recipe.curriculum != CurriculumSettings() and not recipe.scheme.stages:
+        yield (
+            f"curriculum: the reward scheme `{recipe.rewards.scheme}` has no stages to go through; "
+            f"remove it, or set rewards.scheme: {naming(lambda scheme: bool(scheme.stages))}"
+        )
     if not recipe.curriculum.cycles.total:
         yield "curriculum.cycles are 0 in both stages: allow 1 or more in one of them"
 
@@ -236,7 +303,9 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("limits", *CALLED, "mcts", "rewards", "verifier"), _prices),
     (("data", "evaluation"), _sources),
     (("evaluation", "judge"), _evaluation),
-    (("curriculum",), _curriculum),
+    (("curriculum", "rewards"), _curriculum),
+    (("training",), _outcome_rl),
+    (MODELS, _engine),
     (CALLED, _difficulty),
 )
 """All checks, each with the blocks of the recipe that it reads."""

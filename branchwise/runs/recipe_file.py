@@ -10,18 +10,21 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from branchwise.agent import AGENT_BLOCK
 from branchwise.base import (
     REDACTED,
     ConfigError,
     did_you_mean,
+    named_block,
     names_secret,
     parse_yaml,
     read_named,
     redacted_setting,
     terminal_safe,
 )
-from branchwise.rewards import SchemeSettings, settings_class
+from branchwise.evaluation import EvaluatedPolicy
 
+from .named_blocks import drop_settings_of_former_names
 from .recipe import Recipe
 from .recipe_checks import find_conflicts
 from .record import CONFIG, PROVENANCE
@@ -65,9 +68,11 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[
         f"{path}:{line}: `{key}` is repeated; remove one" for key, line in document.repeated
     ]
     _resolve_data_files(path, values)
+    before = dict(values)
     problems += [p for p in (_override(values, item) for item in overrides) if p]
-    recipe, faults = _validated(values)
     set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+    drop_settings_of_former_names(values, before, set_here)
+    recipe, faults = _validated(values)
     problems += [_explain(path, document.lines, values, set_here, fault) for fault in faults]
     return recipe, problems, {str(fault["loc"][0]) for fault in faults}
 
@@ -183,10 +188,26 @@ def _explain(
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
         hint = did_you_mean(location[-1], _valid_keys(location[:-1], values), cutoff=0.5)
-        return f"{place}: `{key}` is not a setting{hint}"
+        return f"{place}: `{key}` is not a setting{_of_block(location[:-1], values)}{hint}"
     if error["type"] == "missing":
         return f"{path}: `{key}` is missing"
     return f"{place}: `{key}`: {error['msg']} (given: {_shown(location[-1], error['input'])})"
+
+
+def _of_block(section: Sequence[str], values: dict[str, Any]) -> str:
+    """Returns the name that a block's settings depend on, such as " of the protocol `arena`"."""
+    model: type[BaseModel] = Recipe
+    text = ""
+    for depth, name in enumerate(section, start=1):
+        field = model.model_fields.get(name)
+        if field is None or not (models := _models_in(field.annotation)):
+            break
+        model = models[0]
+        if by_name := named_block(field):
+            block = _inside(values, *section[:depth]) or {}
+            model = by_name.class_of(block)
+            text = f" of the {by_name.kind} `{block.get(by_name.key, by_name.default)}`"
+    return text
 
 
 def _shown(name: str, value: Any) -> str:
@@ -209,15 +230,20 @@ def _without_keys(name: str, value: Any) -> Any:
 def _valid_keys(section: Sequence[str], values: dict[str, Any]) -> list[str]:
     """Returns the names of the settings in a section of a recipe with these values."""
     model: type[BaseModel] = Recipe
+    block: Any = values
     for name in section:
+        block = _inside(block, name)
         if name not in model.model_fields:
             continue  # an entry's number or a policy's name
-        models = _models_in(model.model_fields[name].annotation)
+        field = model.model_fields[name]
+        if model is EvaluatedPolicy and name == "agent":
+            model = AGENT_BLOCK.class_of({**(_inside(values, "agent") or {}), **block})
+            continue
+        models = _models_in(field.annotation)
         if not models:
             return []
-        model = models[0]
-        if model is SchemeSettings:  # its settings depend on its name
-            model = settings_class(values["rewards"])
+        by_name = named_block(field)
+        model = by_name.class_of(block) if by_name and isinstance(block, dict) else models[0]
     return list(model.model_fields)
 
 

@@ -19,6 +19,7 @@ from branchwise.annotation import (
 )
 from branchwise.base import Log, digest_of, map_concurrently
 from branchwise.engines import Engine
+from branchwise.mcts import TreeSettings
 from branchwise.retrieval import Retriever
 from branchwise.rewards import RewardModel, RewardScheme, scheme_of
 from branchwise.storage import Ledger
@@ -177,15 +178,17 @@ def _evaluator(
     reward_model: RewardModel | None,
 ) -> Evaluator | None:
     """Returns the evaluator of inner nodes; None for playouts and chains."""
-    if judge is not None and recipe.active_judge is not None:
-        return JudgeEvaluator(
-            Judge(judge, recipe.active_judge, recipe.seed, recipe.agent.history == "responses"),
-            scheme,
-            recipe.mcts.judge_terminals,
-        )
-    if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":
+    search = recipe.mcts
+    if not isinstance(search, TreeSettings) or search.uses("playout"):
         return None
-    if recipe.mcts.evaluator == "reward_model" and reward_model is not None:
+    if judge is not None and recipe.active_judge is not None:
+        whole_replies = environment.protocol.shows_whole_replies
+        return JudgeEvaluator(
+            Judge(judge, recipe.active_judge, recipe.seed, responses=whole_replies),
+            scheme,
+            search.judge_terminals,
+        )
+    if search.uses("reward_model") and reward_model is not None:
         return RewardModelEvaluator(reward_model, environment.prompt)
-    drawn = sampling_for(recipe.policy, recipe.mcts.rollout_temperature)
-    return RolloutEvaluator(environment, drawn, recipe.mcts.rollouts, scheme)
+    drawn = sampling_for(recipe.policy, search.rollout_temperature)
+    return RolloutEvaluator(environment, drawn, search.rollouts, scheme)

@@ -11,7 +11,7 @@ from branchwise.types import Passage, Question
 
 from .documents import (
     CONVERTERS,
-    ENDINGS,
+    DOCUMENT_READERS,
     cut,
     document_files,
     read_document,
@@ -110,7 +110,7 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
 def _read(
     path: Path, passage_words: int, faults: Faults, passed_over: Counter[str]
 ) -> Iterator[PlacedPassage]:
-    if not path.is_dir() and kind_of(path) not in ENDINGS:
+    if not path.is_dir() and kind_of(path) not in DOCUMENT_READERS:
         if kind_of(path) in CONVERTERS:
             reject_format(path, faults)
             return

@@ -3,16 +3,40 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from branchwise.base import Faults, composed
+from branchwise.base import Faults, Registry, composed
 from branchwise.types import Passage
 
 from .files import kind_of, text_lines
 from .packing import SUFFIXES, unpacked_name
 
-ENDINGS = (".txt", ".md")
+DOCUMENT_READERS: Registry[Callable[[Path], str] | None] = Registry("document reader")
+"""Readers of a document's text, by the ending of its files; None for plain text, also packed."""
+TEXT_ENDINGS = (".txt", ".md")
+for _ending in TEXT_ENDINGS:
+    DOCUMENT_READERS.add(_ending, None, __name__)
+
+
+def register_document_reader(
+    ending: str,
+) -> Callable[[Callable[[Path], str]], Callable[[Path], str]]:
+    """Function decorator: adds a reader of documents, which returns the text of a file.
+
+    A first line `# Title` titles its passages, as in Markdown. The reader raises ValueError if it
+    cannot read a file.
+
+    Args:
+        ending: Ending of the files, such as ".docx".
+    """
+
+    def register(read: Callable[[Path], str]) -> Callable[[Path], str]:
+        DOCUMENT_READERS.add(ending, read, read.__module__)
+        return read
+
+    return register
+
 
 _PANDOC = "pandoc -t gfm-raw_html -o {stem}.md {file}"
 CONVERTERS = {
@@ -48,7 +72,7 @@ def document_files(folder: Path, passed_over: Counter[str], faults: Faults) -> l
     for path in folder.rglob("*"):
         if not path.is_file() or any(p.startswith(".") for p in path.relative_to(folder).parts):
             continue
-        if kind_of(path) in ENDINGS:
+        if kind_of(path) in DOCUMENT_READERS:
             texts.append(path)
         elif kind_of(path) in CONVERTERS and not _is_converted(path):
             reject_format(path, faults)
@@ -69,7 +93,7 @@ def reject_format(path: Path, faults: Faults) -> None:
 
 
 def _is_converted(path: Path) -> bool:
-    texts = (_stem(path) + ending for ending in ENDINGS)
+    texts = (_stem(path) + ending for ending in TEXT_ENDINGS)
     return any(path.with_name(name + end).exists() for name in texts for end in ("", *SUFFIXES))
 
 
@@ -84,7 +108,11 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
     Underscores of the file name become spaces, so that a search finds its words.
     """
     before = faults.count
-    text = composed("".join(text_lines(path, faults)))
+    read = DOCUMENT_READERS[kind_of(path)]
+    try:
+        text = composed("".join(text_lines(path, faults)) if read is None else read(path))
+    except ValueError as error:
+        faults.add(str(path), str(error))
     if faults.count > before:
         return []
     title = _first_heading(text) or composed(_stem(path)).replace("_", " ")

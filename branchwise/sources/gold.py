@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from branchwise.base import comparable, holds_phrase
 from branchwise.types import Passage, Question
 
-from .documents import CONVERTERS, ENDINGS
+from .documents import CONVERTERS, DOCUMENT_READERS
 from .packing import unpacked_name
 
 CLOSED_ANSWERS = {"yes", "no"}
@@ -105,7 +105,7 @@ def _names(passage: Passage) -> Iterator[str]:
     yield passage.title
     file = PurePosixPath(_PART.sub("", passage.id))
     file = file.with_name(unpacked_name(file.name)) if file.name else file
-    if file.suffix.lower() in ENDINGS:
+    if file.suffix.lower() in DOCUMENT_READERS:
         below_folder = PurePosixPath(*file.parts[1:])
         for path in (file, below_folder, PurePosixPath(file.name)):
             yield from (str(path), str(path.with_suffix("")))

@@ -14,7 +14,7 @@ from branchwise.types import Paragraph, Passage, Question, QuestionKey
 from .corpus import Corpus, load_corpus
 from .gold import resolve_gold
 from .readers import PlacedQuestion, merge_questions, read_set
-from .settings import DataSettings, SetSettings, Split
+from .settings import AtlasSettings, DataSettings, SetSettings, Split
 
 Notes = Counter[str]
 
@@ -195,20 +195,21 @@ def _atlas(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
     from .atlas import build_corpus, build_questions
 
     data = reading.settings
+    cities = data.cities if isinstance(data, AtlasSettings) else None
     if settings.split is None:
         raise ConfigError("`split` is null, but atlas makes the questions of one split: name it")
     questions = build_questions(
         settings.split,
         settings.limit,
         reading.seed,
-        data.cities,
+        cities,
         unfit=reading.unfit,
         skip=reading.skip,
-        references=data.references,
+        references=data.references if isinstance(data, AtlasSettings) else 0,
     )
     if data.corpus is None:
         faults = Faults()
-        for passage in build_corpus(data.cities):
+        for passage in build_corpus(cities):
             reading.paragraphs.add(f"atlas: {passage.title}", passage, faults)
         faults.raise_any()
     return [PlacedQuestion(f"atlas: {question.id}", question) for question in questions]

@@ -5,11 +5,11 @@ import json
 import re
 from abc import ABC, abstractmethod
 from ast import literal_eval
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from pydantic import (
     ValidationError,
 )
 
-from branchwise.base import comparable, describe_errors
+from branchwise.base import Registry, comparable, describe_errors
 from branchwise.types import Paragraph, Question
 
 
@@ -197,6 +197,26 @@ class Row(BaseModel, ABC):
     def others(self) -> dict[str, Any]:
         """Returns the fields that are not part of the format."""
         return dict(self.model_extra or {})
+
+
+R = TypeVar("R", bound=Row)
+
+READERS: Registry[tuple[type[Row], ...]] = Registry("source", "branchwise.sources.readers")
+"""Formats by source, tried in order; the last one if none is recognised."""
+
+
+def register_reader(source: str) -> Callable[[type[R]], type[R]]:
+    """Class decorator: adds the format of a source's files.
+
+    Args:
+        source: Name in `data.source`.
+    """
+
+    def register(row: type[R]) -> type[R]:
+        READERS.add(source, (row,), row.__module__)
+        return row
+
+    return register
 
 
 def distinct(texts: Iterable[str]) -> tuple[str, ...]:

@@ -20,11 +20,11 @@ from .jsonl import QuestionLine
 from .musique import MusiqueRow
 from .open_domain import BamboogleRow, NqRow, PlainRow, PopRow
 from .passage_questions import ReadingRow
-from .question_lines import Row, distinct
+from .question_lines import READERS, Row, distinct
 from .splits import folded_question, split_of
 from .strategyqa import StrategyRow
 
-FORMS: dict[str, tuple[type[Row], ...]] = {
+for _source, _forms in {
     "jsonl": (QuestionLine,),
     "hotpotqa": (QuestionLine, FlashRow, HotpotRow),
     "2wiki": (QuestionLine, FlashRow, HotpotRow),
@@ -36,8 +36,9 @@ FORMS: dict[str, tuple[type[Row], ...]] = {
     "reading": (ReadingRow,),
     "flashrag": (FlashRow,),
     "hub": (ReadingRow, QuestionLine, FlashRow, PopRow, MusiqueRow, HotpotRow, PlainRow),
-}
-"""Formats by source, tried in order; the last one if none is recognised."""
+}.items():
+    READERS.add(_source, _forms, __name__)
+
 
 LICENCES = {
     "hotpotqa": "CC BY-SA 4.0",
@@ -71,7 +72,7 @@ def read_set(source: str, questions: str | None) -> tuple[list[PlacedQuestion], 
     """Returns all questions of a set.
 
     Args:
-        source: Key of `FORMS`.
+        source: Key of `READERS`.
         questions: File, or name on the hub.
 
     Returns:
@@ -120,7 +121,7 @@ def _expanded(
     rows: Iterable[Placed], source: str, faults: Faults
 ) -> Iterator[tuple[str, type[Row], Raw]]:
     """Yields the place, format and object of each question; a row may have several."""
-    *recognised, usual = FORMS[source]
+    *recognised, usual = READERS[source]
     for place, raw in rows:
         form = next((form for form in recognised if form.recognises(raw)), usual)
         try:

@@ -259,7 +259,7 @@ class CurriculumState:
 
     def _cycle(self, stage: StageName, number: int, start_policy: DevResult) -> DevResult | None:
         self.places += 1
-        searches = self.runner.recipe.mcts.evaluator == "reward_model"
+        searches = self.runner.recipe.mcts.uses("reward_model")
         searched_with = self.reward_model if searches else None
         cycle = Cycle(stage, number, self.places, start_policy, searched_with)
         self.runner.context.log(f"curriculum: {cycle.name}, starts from {start_policy.model}")

@@ -60,7 +60,7 @@ from branchwise.sources import Data
 from branchwise.storage import TRAINED, Ledger
 from branchwise.training import (
     Canary,
-    GrpoSettings,
+    OutcomeRlSettings,
     RolloutSource,
     TrainingReport,
     check_has_lora,
@@ -241,7 +241,7 @@ def _rollouts(
     )
 
 
-def _rollout_counts(settings: GrpoSettings, dev: Sequence[Question]) -> tuple[int, int, int]:
+def _rollout_counts(settings: OutcomeRlSettings, dev: Sequence[Question]) -> tuple[int, int, int]:
     """Returns the dev answers of a training, and the fewest and most rollouts with them."""
     evaluations = range(0, settings.batches, settings.eval_every) if settings.eval_every else ()
     answers, rollouts = len(dev) * len(evaluations), settings.batches * settings.group_size

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from branchwise.agent import AgentProtocol, protocol_of
 from branchwise.base import ConfigError
-from branchwise.retrieval import RetrievalSettings, open_retriever
+from branchwise.retrieval import Bm25Settings, open_retriever
 from branchwise.runs import (
     WARM_START,
     ModelName,
@@ -122,7 +122,7 @@ def _reading_examples(
             data.questions,
             {p.id: p for p in data.passages},
             protocol,
-            open_retriever(RetrievalSettings(), data.passages, log=context.log),
+            open_retriever(Bm25Settings(), data.passages, log=context.log),
             seed=recipe.seed,
             top_k=recipe.retrieval.top_k,
             reading=reading,

@@ -16,7 +16,7 @@ from branchwise.annotation.grower import grow
 from branchwise.annotation.records import Provenance, tree_rows
 from branchwise.base.errors import EndpointError
 from branchwise.engines.sampling import Sampling
-from branchwise.mcts import SearchSettings
+from branchwise.mcts import TreeSettings
 from branchwise.rewards.labels import Label
 from branchwise.rewards.outcome import Outcome
 from branchwise.rewards.scheme import NodeEvaluation, RewardScheme
@@ -64,7 +64,9 @@ class Pausing(AgentProtocol):
 
 def world(engine: SpellingEngine | ScriptedEngine, **settings: Any) -> Environment:
     shelf = ScriptedRetriever(lambda _: [RetrievedPassage(**FOUND.model_dump(), score=1.0)])
-    return Environment(Pausing(AgentSettings(**settings)), engine, shelf, top_k=1)
+    return Environment(
+        Pausing(AgentSettings(protocol="pausing", **settings)), engine, shelf, top_k=1
+    )
 
 
 class Worthless(RewardScheme):
@@ -143,7 +145,7 @@ async def test_segments_name_the_author_and_the_prompt_holds_the_turn() -> None:
 async def test_a_stored_tree_replays_to_the_same_states() -> None:
     question = a_question(question="Q?")
     engine = SpellingEngine(["[x]", "neither", "(y)", "(z)", "[w]", "(v)", "(u)", "(t)"])
-    search = SearchSettings(iterations=3, max_children=2, evaluator="playout")
+    search = TreeSettings(iterations=3, max_children=2, evaluator="playout")
     grown = await grow(question, world(engine), None, search, Worthless(), Sampling())
     rows = tree_rows(question, grown, Provenance(0, 0, "m", "d", None, "h", "l", "c"))
     again = replay_tree(question, rows, {"p": FOUND}, Pausing())

@@ -1,10 +1,10 @@
 """The environment: stages, usage, the budget of steps, and truncated completions."""
 
+from agent_protocols import agent_settings
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from branchwise.agent.environment import Environment
 from branchwise.agent.reasonrag import ReasonRAG
-from branchwise.agent.settings import AgentSettings
 from branchwise.agent.state import State
 from branchwise.engines.sampling import SampleRequest, Sampling, Usage
 from branchwise.types import RetrievedPassage
@@ -15,7 +15,7 @@ def one_passage(_: str) -> list[RetrievedPassage]:
 
 
 def world(engine: ScriptedEngine, max_steps: int = 10) -> Environment:
-    protocol = ReasonRAG(AgentSettings(max_steps=max_steps))
+    protocol = ReasonRAG(agent_settings(max_steps=max_steps))
     return Environment(protocol, engine, ScriptedRetriever(one_passage), top_k=3)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from agent_protocols import agent_settings
 from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
 from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine
@@ -12,7 +13,6 @@ from branchwise.agent.environment import Environment
 from branchwise.agent.protocol import root_of
 from branchwise.agent.protocols import protocol_of
 from branchwise.agent.segments import Segment
-from branchwise.agent.settings import AgentSettings
 from branchwise.agent.state import is_search
 from branchwise.engines.sampling import Sampling
 from branchwise.evaluation.prediction_scoring import valid_searches
@@ -48,7 +48,7 @@ async def test_each_rollout_gets_the_reward_of_its_case(case: Case) -> None:
 
 def test_references_are_numbered_and_their_tags_are_escaped() -> None:
     case = next(c for c in CASES if c.system == "arena")
-    question, protocol = asked(case), protocol_of(AgentSettings(protocol="arena"))
+    question, protocol = asked(case), protocol_of(agent_settings("arena"))
     state = root_of(question, protocol)
     text = protocol.messages(state, last=True)[-1].content
     assert f"[2] {case.references[1]['title']}: {case.references[1]['text']}" in text
@@ -61,13 +61,13 @@ def test_references_are_numbered_and_their_tags_are_escaped() -> None:
     assert supporting_numbers(hostile, root_of(hostile, protocol)) is None
     bare = question.model_copy(update={"paragraphs": ()})
     assert "paragraphs" in (protocol.unfit(bare) or "")
-    retrieved = protocol_of(AgentSettings(protocol="arena", references="retrieved"))
+    retrieved = protocol_of(agent_settings("arena", references="retrieved"))
     assert retrieved.unfit(bare) is None
     assert retrieved.first_query(bare) == question.question
 
 
 async def test_a_prefill_is_not_part_of_the_policys_text() -> None:
-    protocol = protocol_of(AgentSettings(protocol="r1-searcher", max_steps=9))
+    protocol = protocol_of(agent_settings("r1-searcher", max_steps=9))
     engine = SpellingEngine(["a</think>\n<answer>b</answer>"])
     environment = Environment(protocol, engine, ScriptedRetriever(), top_k=3)
     state = await environment.root(a_question())
@@ -94,7 +94,7 @@ async def test_a_prefill_is_not_part_of_the_policys_text() -> None:
 async def test_a_search_loop_ends_after_its_last_correction(
     most: int, max_steps: int, calls: int, corrections: int, reason: str
 ) -> None:
-    settings = AgentSettings(protocol="eval-rar", max_corrections=most, max_steps=max_steps)
+    settings = agent_settings("eval-rar", max_corrections=most, max_steps=max_steps)
     engine = SpellingEngine(lambda _: "I do not know.")
     environment = Environment(protocol_of(settings), engine, ScriptedRetriever(), top_k=3)
     state = await environment.root(a_question())

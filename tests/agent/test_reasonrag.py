@@ -3,11 +3,11 @@
 import re
 
 import pytest
+from agent_protocols import agent_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
 from branchwise.agent.reasonrag import ReasonRAG
-from branchwise.agent.settings import AgentSettings
 from branchwise.agent.state import Action, State, Step
 from branchwise.types import RetrievedPassage
 
@@ -106,6 +106,6 @@ def test_history_shows_contents_or_whole_responses() -> None:
     assert PROTOCOL.messages(state, last=False)[1].content.splitlines()[1] == (
         "Query: founder of Orsk"
     )
-    whole = ReasonRAG(AgentSettings(history="responses"))
+    whole = ReasonRAG(agent_settings(history="responses"))
     assert whole.messages(state, last=False)[1].content.splitlines()[1] == text
     assert whole.parse(state, "<evidence>None</evidence>", last=False).kind == "evidence"

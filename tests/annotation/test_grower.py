@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from agent_protocols import agent_settings
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from branchwise.agent.environment import Environment
 from branchwise.agent.reasonrag import ReasonRAG
-from branchwise.agent.settings import AgentSettings
 from branchwise.agent.state import State
 from branchwise.annotation.evaluators import JudgeEvaluator, RolloutEvaluator
 from branchwise.annotation.grower import GrownTree, ReportProgress, grow
@@ -19,7 +19,7 @@ from branchwise.annotation.judge import Judge
 from branchwise.annotation.records import Provenance, tree_rows
 from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling
 from branchwise.engines.settings import JudgeSettings
-from branchwise.mcts import SearchSettings
+from branchwise.mcts import SEARCH_SETTINGS, TreeSettings
 from branchwise.rewards.scheme import NodeEvaluation
 from branchwise.runs.recipe import Recipe
 from branchwise.types import Question
@@ -52,10 +52,12 @@ async def grow_tree(
 ) -> tuple[GrownTree, ScriptedEngine]:
     engine, scheme = hash_policy(), Recipe(name="x").scheme
     environment = Environment(
-        ReasonRAG(AgentSettings(max_steps=5)), engine, ScriptedRetriever(), top_k=1
+        ReasonRAG(agent_settings(max_steps=5)), engine, ScriptedRetriever(), top_k=1
     )
     rollouts = RolloutEvaluator(environment, Sampling(), 2, scheme)
-    search = SearchSettings(**settings)
+    kind = SEARCH_SETTINGS[settings.get("kind", "tree")]
+    fitting = {name: settings[name] for name in settings if name in kind.model_fields}
+    search = kind.model_validate(fitting)
     sampling = Sampling()
     return (
         await grow(a_question(), environment, rollouts, search, scheme, sampling, report_progress),
@@ -112,7 +114,7 @@ async def tree_labels(replies: Sequence[str], **settings: Any) -> list[tuple[str
         lambda request: replies[request.identity.draw], capabilities=Capabilities()
     )
     environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
-    search = SearchSettings(selection="uct", c=1.414, **settings)
+    search = TreeSettings(selection="uct", c=1.414, **settings)
     question = a_question()
     tree = await grow(question, environment, ConstantJudge(), search, scheme, Sampling())
     rows = tree_rows(question, tree, PROVENANCE)
@@ -154,7 +156,7 @@ async def test_a_final_answer_is_valued_by_its_outcome_or_by_the_judge(terminals
     verdicts = ScriptedEngine(lambda _: "So the score is 0.7.", capabilities=Capabilities())
     environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
     evaluator = JudgeEvaluator(Judge(verdicts, JudgeSettings()), recipe.scheme, terminals)
-    search, question = SearchSettings(iterations=2), a_question()
+    search, question = TreeSettings(iterations=2), a_question()
     tree = await grow(question, environment, evaluator, search, recipe.scheme, Sampling())
     worth = 0.7 * 0.9 if terminals else 0.9
     assert [node.value for node in tree.tree.nodes] == [None, pytest.approx(worth), 0.0]

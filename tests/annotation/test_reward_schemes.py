@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from agent_protocols import agent_settings
 from evo_world import GOLD, Grove, evo_scheme, rewards, step
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
@@ -13,13 +14,12 @@ from scripted_engine import ScriptedEngine, ScriptedRetriever
 from branchwise.agent.environment import Environment
 from branchwise.agent.evo_rag import EvoRAG
 from branchwise.agent.replay import replay_tree
-from branchwise.agent.settings import AgentSettings
 from branchwise.annotation.grower import GrownTree, grow
 from branchwise.annotation.pairs import sibling_pairs
 from branchwise.annotation.records import Provenance, pair_row, tree_rows
 from branchwise.annotation.settings import PairSettings
 from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling
-from branchwise.mcts import SearchSettings
+from branchwise.mcts import SEARCH_SETTINGS
 from branchwise.rewards.evo_rag.returns import label_returns
 from branchwise.rewards.evo_rag.scheme import EvoRag
 from branchwise.rewards.labels import Label
@@ -64,10 +64,11 @@ def passages_named_in(query: str) -> list[RetrievedPassage]:
 
 async def grow_tree(scheme: RewardScheme, **search: Any) -> tuple[GrownTree, ScriptedEngine]:
     policy = hash_policy()
-    environment = Environment(
-        EvoRAG(AgentSettings(max_steps=6)), policy, ScriptedRetriever(passages_named_in), top_k=1
-    )
-    settings = SearchSettings.model_validate({"iterations": 80, "max_children": 5, **search})
+    protocol = EvoRAG(agent_settings("evo-rag", max_steps=6))
+    environment = Environment(protocol, policy, ScriptedRetriever(passages_named_in), top_k=1)
+    wide = {"max_children": 5} if search.get("kind") != "chains" else {}
+    kind = SEARCH_SETTINGS[search.get("kind", "tree")]
+    settings = kind.model_validate({"iterations": 80, **wide, **search})
     tree = await grow(QUESTION, environment, None, settings, scheme, Sampling())
     return tree, policy
 
@@ -232,7 +233,7 @@ def test_the_prompt_of_a_pair_is_that_of_the_shared_parent_state() -> None:
     grove.chain(0, [step("search", "Osaka", "osaka"), step("answer", "Rome")])
     labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
     pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings(min_gap=0.2))
-    prompt = EvoRAG(AgentSettings(max_steps=6)).prompt
+    prompt = EvoRAG(agent_settings("evo-rag", max_steps=6)).prompt
     (pair,) = pairs
     row = pair_row(QUESTION, pair, prompt(grove.states[0]), PROVENANCE)
     assert (row.chosen_node, row.rejected_node) == (1, 3)

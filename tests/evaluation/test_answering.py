@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from agent_protocols import agent_settings
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from branchwise.agent.environment import Environment
 from branchwise.agent.evo_rag import EvoRAG
 from branchwise.agent.protocol import AgentProtocol
 from branchwise.agent.reasonrag import ReasonRAG
-from branchwise.agent.settings import AgentSettings
 from branchwise.analysis.comparison import compare
 from branchwise.base.errors import BranchwiseError, EndpointError
 from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling, Usage
@@ -51,7 +51,7 @@ def environment(
     max_steps: int = 6,
     protocol: type[AgentProtocol] = ReasonRAG,
 ) -> Environment:
-    spoken = protocol(AgentSettings(max_steps=max_steps))
+    spoken = protocol(agent_settings(max_steps=max_steps))
     return Environment(spoken, script(replies), ScriptedRetriever(by_first_letter), top_k=1, seed=7)
 
 

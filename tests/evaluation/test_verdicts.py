@@ -3,15 +3,15 @@
 from typing import Any
 
 import pytest
+from agent_protocols import agent_settings
 from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from branchwise.agent.environment import Environment
 from branchwise.agent.protocols import protocol_of
-from branchwise.agent.settings import AgentSettings
 from branchwise.engines.sampling import Capabilities, Sampling
 from branchwise.evaluation.answering import Answering
-from branchwise.evaluation.prediction_scoring import VERDICTS, score_trajectory
+from branchwise.evaluation.prediction_scoring import score_trajectory
 from branchwise.types import Prediction
 
 REACHED = [case for case in CASES if f"{case.system}-{case.name}" not in UNREACHABLE]
@@ -76,11 +76,14 @@ async def test_format_failures_name_the_broken_rules() -> None:
     assert late.format_failures is not None and "query" in late.format_failures
 
 
-@pytest.mark.parametrize("name", sorted(VERDICTS))
+WITH_RULES = ("arena", "r1-searcher", "eval-rar", "search-r1", "autorefine")
+
+
+@pytest.mark.parametrize("name", WITH_RULES)
 async def test_decoding_is_unconstrained_if_the_format_is_measured(name: str) -> None:
     can = Capabilities(structured_output=True, json_schema=True, token_ids=True)
     engine = ScriptedEngine(lambda _: "<search>a</search>", capabilities=can)
-    protocol = protocol_of(AgentSettings(protocol=name, max_steps=2, structured=True))
+    protocol = protocol_of(agent_settings(name))
     environment = Environment(protocol, engine, ScriptedRetriever(), top_k=3)
     question = asked(case_of("arena", "all_full"))
     await Answering(environment, "p", Sampling()).answer(question)

@@ -2,13 +2,22 @@
 
 import random
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_policy import Wanderer, facts
 
-from branchwise.mcts import Expansion, Node, SearchSettings, sample_chains, search
+from branchwise.mcts import (
+    ChainSettings,
+    Expansion,
+    Node,
+    SearchSettings,
+    TreeSettings,
+    sample_chains,
+    search,
+)
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 40))
@@ -16,7 +25,7 @@ async def test_every_chain_runs_from_the_root_to_a_leaf(
     seed: int, actions: int, chains: int
 ) -> None:
     policy = Wanderer(seed, actions)
-    settings = SearchSettings(kind="chains", iterations=chains, max_children=1)
+    settings = ChainSettings(iterations=chains)
     tree = await sample_chains("", policy.expand, policy.evaluate, settings)
     leaves = [node for node in tree.nodes if node.terminal]
     assert tree.root.visits == chains == sum(leaf.visits for leaf in leaves)
@@ -41,9 +50,12 @@ async def test_every_chain_runs_from_the_root_to_a_leaf(
     assert facts(same) == facts(tree)
 
 
-@pytest.mark.parametrize("kind", ["tree", "chains"])
-async def test_a_stopped_search_equals_a_search_with_fewer_iterations(kind: str) -> None:
-    grow = {"tree": search, "chains": sample_chains}[kind]
+@pytest.mark.parametrize(
+    ("grow", "settings"), [(search, TreeSettings), (sample_chains, ChainSettings)]
+)
+async def test_a_stopped_search_equals_a_search_with_fewer_iterations(
+    grow: Any, settings: type[SearchSettings]
+) -> None:
     asked = 0
 
     def thrice() -> bool:
@@ -52,7 +64,7 @@ async def test_a_stopped_search_equals_a_search_with_fewer_iterations(kind: str)
         return asked <= 3
 
     one, other = Wanderer(7, 4), Wanderer(7, 4)
-    long, short = (SearchSettings.model_validate({"kind": kind, "iterations": n}) for n in (50, 3))
+    long, short = (settings.model_validate({"iterations": n}) for n in (50, 3))
     stopped = await grow("", one.expand, one.evaluate, long, thrice)
     assert asked == 4
     assert facts(stopped) == facts(await grow("", other.expand, other.evaluate, short))
@@ -66,7 +78,7 @@ async def test_an_exhausted_tree_ends_without_another_stop_check() -> None:
         asked += 1
         return True
 
-    settings = SearchSettings(iterations=50, max_children=1)
+    settings = TreeSettings(iterations=50, max_children=1)
     tree = await search("", policy.expand, policy.evaluate, settings, counted)
     assert asked == tree.root.visits < 50
 
@@ -76,7 +88,7 @@ async def test_every_state_of_a_chain_gets_branches_or_repeats_its_actions(
     seed: int, actions: int, chains: int, branches: int
 ) -> None:
     alone, policy = Wanderer(seed, actions), Wanderer(seed, actions)
-    unbranched = SearchSettings(kind="chains", iterations=chains)
+    unbranched = ChainSettings(iterations=chains)
     branched = unbranched.model_copy(update={"branches": branches})
     visited = await sample_chains("", alone.expand, alone.evaluate, unbranched)
     tree = await sample_chains("", policy.expand, policy.evaluate, branched)
@@ -104,7 +116,7 @@ async def test_branches_start_only_until_the_search_is_stopped() -> None:
         asked += 1
         return asked <= 5
 
-    settings = SearchSettings(kind="chains", iterations=3, branches=3)
+    settings = ChainSettings(iterations=3, branches=3)
     tree = await sample_chains("", policy.expand, policy.evaluate, settings, five_times)
     assert (asked, tree.root.visits) == (6, 3)
     assert sum(node.visits for node in tree.nodes if node.terminal) == 5, "two branches"
@@ -128,7 +140,7 @@ async def test_branches_do_not_bias_the_mean_number_of_steps() -> None:
             visits = sum(child.visits for child in children)
             return sum(c.visits * (1 + mean(c)) for c in children) / visits if visits else 0.0
 
-        settings = SearchSettings(kind="chains", iterations=1, branches=branches)
+        settings = ChainSettings(iterations=1, branches=branches)
         tree = await sample_chains(0, expand, evaluate, settings)
         return [mean(child) for child in tree.children(tree.root) if not child.terminal]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_policy import Wanderer, facts
 
-from branchwise.mcts import SearchSettings, search
+from branchwise.mcts import TreeSettings, search
 from branchwise.mcts.tree import NEUTRAL_Q, Tree
 
 
@@ -14,7 +14,7 @@ async def test_every_playout_ends_in_a_leaf(
     seed: int, actions: int, iterations: int, max_children: int
 ) -> None:
     policy = Wanderer(seed, actions)
-    settings = SearchSettings(evaluator="playout", iterations=iterations, max_children=max_children)
+    settings = TreeSettings(evaluator="playout", iterations=iterations, max_children=max_children)
     tree = await search("", policy.expand, policy.evaluate, settings)
     leaves = [node for node in tree.nodes if node.terminal]
     assert tree.root.visits == sum(leaf.visits for leaf in leaves) <= iterations
@@ -45,7 +45,7 @@ async def test_a_normalised_search_ignores_scale_and_stays_in_range_after_a_shif
     selection: str, evaluator: str, seed: int, scale: float, shift: float
 ) -> None:
     named = {"evaluator": evaluator, "selection": selection, "normalise": True}
-    settings = SearchSettings.model_validate({**named, "iterations": 30, "max_children": 3})
+    settings = TreeSettings.model_validate({**named, "iterations": 30, "max_children": 3})
     one, other = Wanderer(seed, 4), Wanderer(seed, 4, scale=scale, shift=shift)
     plain = await search("", one.expand, one.evaluate, settings)
     changed = await search("", other.expand, other.evaluate, settings)
@@ -85,7 +85,7 @@ async def test_a_search_without_normalise_compares_raw_values() -> None:
     passes = {}
     for normalise in (False, True):
         policy = Wanderer(5, 4, scale=800.0, shift=-400.0)
-        settings = SearchSettings(iterations=60, max_children=3, normalise=normalise)
+        settings = TreeSettings(iterations=60, max_children=3, normalise=normalise)
         tree = await search("", policy.expand, policy.evaluate, settings)
         passes[normalise] = sorted(child.visits for child in tree.children(tree.root))
     assert passes[True][0] > passes[False][0]

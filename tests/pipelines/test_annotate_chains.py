@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import branchwise
@@ -58,7 +59,8 @@ def test_labels_of_chains_are_computed_from_their_answers(
 def test_closing_counts_include_searches_stopped_by_max_output_tokens(
     kind: str, tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mcts = {"kind": kind, "iterations": 50, "max_children": 3, "max_output_tokens": 60}
+    mcts: dict[str, Any] = {"kind": kind, "iterations": 50, "max_output_tokens": 60}
+    mcts |= {"max_children": 3} if kind == "tree" else {}
     config, run = recipe(tmp_path, endpoint.base_url, mcts=mcts), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
     told = capsys.readouterr().out

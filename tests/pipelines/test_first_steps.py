@@ -90,7 +90,7 @@ def test_policies_that_take_the_same_steps_are_named(
         asked = write_rows(tmp_path / "asked.jsonl", *QUESTIONS)
         evaluation = {
             "set": {"source": "jsonl", "questions": asked, "split": None},
-            "policies": {"one": {"model": "policy"}, "other": {"model": "policy", "max_steps": 4}},
+            "policies": {"one": "policy", "other": {"model": "policy", "agent": {"max_steps": 4}}},
         }
         config = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
         assert evaluated(config, tmp_path / "run") == 0

@@ -11,9 +11,7 @@ from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from branchwise.agent.settings import AgentSettings
 from branchwise.base.errors import ConfigError
-from branchwise.engines.settings import ModelSettings
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.storage.parts import read_parts
@@ -29,6 +27,9 @@ def searching(request: dict[str, Any]) -> str:
     if "Search: " not in user:
         return "<search>capital</search>"
     return "<note>a capital</note>" + ("<refuse/>" if "mayor" in user else "<answer>Paris</answer>")
+
+
+EVO_RAG = {"protocol": "evo-rag", "max_steps": 3}
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def config(
     policies = {
         "first": "policy",
         "second": {
-            **{"model": "searcher", "protocol": "evo-rag", "max_steps": 3, "temperature": 0.5},
+            **{"model": "searcher", "temperature": 0.5, "agent": EVO_RAG},
             **elsewhere,
             "max_new_tokens": 200,
         },
@@ -105,7 +106,7 @@ def test_each_policy_uses_its_own_protocol_settings_and_endpoint(
 
 
 def test_max_steps_of_a_policy_limits_its_trajectories(tmp_path: Path, config: Path) -> None:
-    assert evaluated(config, tmp_path / "run", "evaluation.policies.second.max_steps=1") == 0
+    assert evaluated(config, tmp_path / "run", "evaluation.policies.second.agent.max_steps=1") == 0
     (kept,) = (tmp_path / "run" / "eval").glob("*.json")
     deciding = json.loads(kept.read_text())["policies"]
     assert deciding["first"].keys() == {"model", "digest"}
@@ -119,7 +120,7 @@ def test_a_block_that_repeats_the_recipe_is_the_same_evaluation(
     tmp_path: Path, config: Path
 ) -> None:
     run = tmp_path / "run"
-    for value in ("policy", "{model: policy, protocol: reasonrag, temperature: 0.0}"):
+    for value in ("policy", "{model: policy, agent: {protocol: reasonrag}, temperature: 0.0}"):
         assert evaluated(config, run, f"evaluation.policies={{first: {value}}}") == 0
     assert len(list((run / "eval").glob("*.json"))) == 1
 
@@ -130,7 +131,7 @@ def test_a_policy_inherits_missing_settings_from_the_recipe(config: Path) -> Non
         return load_recipe(config, changes).policy_recipes("r")["it"]
 
     ours = load_recipe(config)
-    same = second("{model: 'models/{run}/dpo', protocol: evo-rag}")
+    same = second("{model: 'models/{run}/dpo', agent: {protocol: evo-rag}}")
     assert same.policy.model == "models/r/dpo"
     assert (same.agent.protocol, same.agent.max_steps) == ("evo-rag", 6)
     assert same.policy.base_url == ours.policy.base_url
@@ -146,14 +147,11 @@ def test_a_policy_inherits_missing_settings_from_the_recipe(config: Path) -> Non
     assert embedded.policy.top_p == ours.policy.top_p
 
 
-def test_settings_of_models_and_agents_have_different_names() -> None:
-    assert not ModelSettings.model_fields.keys() & AgentSettings.model_fields.keys()
-
-
 def test_a_dumped_recipe_has_only_the_policy_settings_that_were_given(config: Path) -> None:
     kept = load_recipe(config).model_dump(mode="json")["evaluation"]["policies"]
     assert kept["first"] == "policy"
-    assert kept["second"].keys() >= {"model", "protocol", "max_steps", "engine", "base_url"}
+    assert kept["second"].keys() >= {"model", "agent", "engine", "base_url"}
+    assert kept["second"]["agent"] == EVO_RAG
     assert "top_p" not in kept["second"]
     assert Recipe.model_validate(load_recipe(config).model_dump(mode="json")) == load_recipe(config)
 
@@ -161,10 +159,15 @@ def test_a_dumped_recipe_has_only_the_policy_settings_that_were_given(config: Pa
 @pytest.mark.parametrize(
     ("block", "says"),
     [
-        ("{model: policy, protocol: chess}", "evaluation.policies.mine.protocol"),
-        ("{model: policy, max_steps: 0}", "evaluation.policies.mine.max_steps"),
-        ("{model: policy, protocl: evo-rag}", "did you mean `protocol`"),
-        ("{protocol: evo-rag}", "evaluation.policies.mine.model` is missing"),
+        ("{model: policy, agent: {protocol: chess}}", "evaluation.policies.mine.agent.protocol"),
+        ("{model: policy, agent: {max_steps: 0}}", "evaluation.policies.mine.agent.max_steps"),
+        ("{model: policy, agent: {histroy: contents}}", "did you mean `history`"),
+        (
+            "{model: policy, agent: {references: given}}",
+            "mine.agent.references",
+        ),
+        ("{model: policy, agent: {protocl: evo-rag}}", "did you mean `protocol`"),
+        ("{agent: {protocol: evo-rag}}", "evaluation.policies.mine.model` is missing"),
         ("7", "evaluation.policies.mine"),
         (
             "{model: p, engine: openai, base_url: 'http://127.0.0.1:1/v1?key=1'}",

@@ -21,7 +21,7 @@ from branchwise.storage.schemas import table_to_records
 from branchwise.storage.views import run_sql
 from branchwise.types import Difficulty, Failure, Question
 
-READER = {"model": "policy", "protocol": "arena"}
+READER = {"model": "policy", "agent": {"protocol": "arena"}}
 STAGES = {"1": {"medium": 1}, "2": {"medium": 2, "difficult": 2}}
 SETTINGS = {"rollouts": 8, "easy": 1, "medium": 3, "stages": STAGES}
 RIGHT_AT = {"q1": 1, "q2": 2, "q3": 3, "q4": 5, "q5": 8, "q6": None}
@@ -141,7 +141,7 @@ def test_a_rerun_with_stored_labels_needs_no_endpoint(tmp_path: Path) -> None:
 def test_a_rater_uses_its_own_settings_and_the_key_is_not_sent_elsewhere(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
-    rater = {"model": "other", "max_steps": 4, "max_new_tokens": 50, "temperature": 0.7}
+    rater = {"model": "other", "agent": {"max_steps": 4}, "max_new_tokens": 50, "temperature": 0.7}
     settings = {**SETTINGS, "policy": rater}
     config = recipe(tmp_path, endpoint.base_url, difficulty=settings)
     assert branchwise("select", config, tmp_path / "run") == 0
@@ -164,7 +164,7 @@ def test_a_dry_run_prints_the_cost_before_any_call(
     told = capsys.readouterr().out
     assert "at most 960 calls" in told  # 5 · 32 · 6
     assert "32 rollouts each until the first right answer, 6 calls a rollout" in told
-    reader = "difficulty.policy={model: policy, protocol: arena, references: retrieved}"
+    reader = "difficulty.policy={model: policy, agent: {protocol: arena, references: retrieved}}"
     assert branchwise("select", config, tmp_path / "run", "--dry-run", "--set", reader) == 0
     assert "6 questions, 32 rollouts each until the first right answer, 1 calls" in (
         capsys.readouterr().out
@@ -260,7 +260,7 @@ def test_an_engine_that_cannot_continue_a_turn_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(policy, owned_by="somebody") as endpoint:
-        rater = {"model": "policy", "protocol": "r1-searcher"}
+        rater = {"model": "policy", "agent": {"protocol": "r1-searcher"}}
         config = recipe(tmp_path, endpoint.base_url, difficulty={"policy": rater})
         run = tmp_path / "run"
         assert branchwise("select", config, run) == 1
@@ -278,7 +278,8 @@ def test_a_rater_may_have_another_protocol_than_the_recipe(tmp_path: Path) -> No
         return "<think>I look. <|begin_of_query|> Lyon <|end_of_query|>"
 
     with serving(searching) as endpoint:
-        rater = {"model": "policy", "protocol": "r1-searcher", "prompt": "instruct", "max_steps": 9}
+        agent = {"protocol": "r1-searcher", "prompt": "instruct", "max_steps": 9}
+        rater = {"model": "policy", "agent": agent}
         settings = {**SETTINGS, "policy": rater, "rollouts": 32, "stages": {}}
         config, run = recipe(tmp_path, endpoint.base_url, difficulty=settings), tmp_path / "run"
         assert branchwise("select", config, run) == 0
@@ -309,7 +310,7 @@ def test_unanswerable_questions_are_left_out(
     unknown = {"id": "u", "question": "Who is mayor?", "answers": [], "answerable": False}
     monkeypatch.setattr("tiny_dataset.QUESTIONS", [unknown])
     with serving(policy) as endpoint:
-        settings = {"policy": {"model": "policy", "protocol": "evo-rag"}}
+        settings = {"policy": {"model": "policy", "agent": {"protocol": "evo-rag"}}}
         config = recipe(tmp_path, endpoint.base_url, difficulty=settings)
         assert branchwise("select", config, tmp_path / "run") == 2
     assert "questions left out, unanswerable: 1" in capsys.readouterr().out

@@ -12,16 +12,15 @@ import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from loopback import serving
+from registered import registered
 from tiny_dataset import PASSAGES, QUESTIONS, recipe
 
-from branchwise.agent.protocol import AgentProtocol
-from branchwise.agent.protocols import PROTOCOLS
+from branchwise.agent.protocol import PROTOCOLS, AgentProtocol
 from branchwise.agent.state import Action, State
 from branchwise.agent.tags import parse_tag
 from branchwise.rewards.labels import Label
 from branchwise.rewards.outcome import Outcome
-from branchwise.rewards.scheme import RewardScheme
-from branchwise.rewards.schemes import SCHEMES
+from branchwise.rewards.scheme import SCHEMES, RewardScheme
 from branchwise.rewards.settings import SchemeSettings
 from branchwise.storage.parts import read_parts
 from branchwise.types import Message, Question
@@ -102,6 +101,7 @@ class LengthSettings(SchemeSettings):
 class Length(RewardScheme):
     """Reward scheme that the test registers: short answers are right."""
 
+    name = "length"
     settings_class = LengthSettings
     settings: LengthSettings
 
@@ -139,8 +139,8 @@ SYSTEMS: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 
 @pytest.fixture(params=SYSTEMS)
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(PROTOCOLS, "guessing", Guessing)
-    monkeypatch.setitem(SCHEMES, "length", Length)
+    registered(monkeypatch, PROTOCOLS, "guessing", Guessing)
+    registered(monkeypatch, SCHEMES, "length", Length)
     return str(request.param)
 
 

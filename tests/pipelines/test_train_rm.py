@@ -230,10 +230,6 @@ def test_unusable_recipes_are_refused_by_train_rm_and_relabel(
             {"pairs": {"score": "reward_model"}, "reward_model": "rm", "rewards": {}},
             "cannot learn the reward scheme `spre`; set rewards.scheme: evo-rag",
         ),
-        (
-            {"mcts": {"evaluator": "reward_model", "kind": "chains"}, "reward_model": "rm"},
-            "does not evaluate inner steps",
-        ),
     ],
 )
 def test_reward_model_settings_that_cannot_work_are_conflicts(

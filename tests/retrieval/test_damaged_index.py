@@ -11,8 +11,7 @@ from damage import HARMS, Harm, flipped
 from dense_extra import needs_dense
 
 from branchwise.retrieval.encoder import Vectors
-from branchwise.retrieval.index import open_retriever
-from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.retrieval.index import RETRIEVERS, open_retriever
 from branchwise.storage.file_seal import SEAL
 from branchwise.types import Passage, RetrievedPassage
 
@@ -45,7 +44,7 @@ def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(kind: str, cache: Path, said: list[str]) -> list[list[RetrievedPassage]]:
-    settings = RetrievalSettings.model_validate({"kind": kind})
+    settings = RETRIEVERS[kind].settings_class.model_validate({"kind": kind})
     retriever = open_retriever(settings, CORPUS, cache, said.append)
 
     async def asked() -> list[list[RetrievedPassage]]:

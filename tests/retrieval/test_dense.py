@@ -13,7 +13,7 @@ from branchwise.base.errors import ConfigError
 from branchwise.retrieval import encoder as encoder_module
 from branchwise.retrieval.encoder import Encoder, Encoding, encoding_of, require_dense_extra
 from branchwise.retrieval.index import open_retriever
-from branchwise.retrieval.settings import DenseSettings, RetrievalSettings
+from branchwise.retrieval.settings import DenseSettings, VectorSettings
 from branchwise.types import Passage
 
 CORPUS = [
@@ -107,14 +107,14 @@ def test_a_missing_dense_extra_is_reported_with_the_command(
     with pytest.raises(ConfigError, match="make setup EXTRAS=dense"):
         require_dense_extra()
     with pytest.raises(ConfigError, match=r"pip install -e \.\[dense\]"):
-        open_retriever(RetrievalSettings(kind="dense"), CORPUS)
+        open_retriever(VectorSettings(kind="dense"), CORPUS)
 
 
 @needs_dense
 @pytest.mark.model
 async def test_the_packaged_encoder_finds_passages_that_share_no_word(tmp_path: Path) -> None:
     for kind in ("dense", "fusion"):
-        opened = open_retriever(RetrievalSettings(kind=kind), CORPUS, tmp_path)
+        opened = open_retriever(VectorSettings.model_validate({"kind": kind}), CORPUS, tmp_path)
         for query, expected in (
             ("kitten", "cat"),
             ("mortgage lender", "bank"),

@@ -18,7 +18,7 @@ from branchwise.base.text import digest_of
 from branchwise.retrieval.http_retriever import HttpRetriever, join_contents, split_contents
 from branchwise.retrieval.index import open_retriever
 from branchwise.retrieval.index_server import serving
-from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.retrieval.settings import Bm25Settings, HttpSettings
 from branchwise.types import Passage
 
 CORPUS = [
@@ -40,9 +40,9 @@ async def test_server_results_equal_those_of_the_local_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not used for loopback
-    local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+    local = open_retriever(Bm25Settings(), CORPUS, tmp_path)
     async with serving(local) as url:
-        remote = open_retriever(RetrievalSettings(kind="http", url=url), [])
+        remote = open_retriever(HttpSettings(kind="http", url=url), [])
         for query in ("wrote", "program", "nothing alike"):
             assert await remote.search(query, 5) == await local.search(query, 5)
 
@@ -85,7 +85,7 @@ async def test_a_passage_without_text_is_read() -> None:
 
 
 async def test_a_bad_request_is_refused_naming_the_field(tmp_path: Path) -> None:
-    local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+    local = open_retriever(Bm25Settings(), CORPUS, tmp_path)
     async with serving(local) as url:
         client = HttpRetriever(url)
         with pytest.raises(RetrievalError, match=r"422.*topk"):

@@ -31,7 +31,9 @@ ONE_WAY = {"kind": "chains", "iterations": 2}
 
 
 def recipe(protocol: str, rewards: dict[str, Any], **blocks: Any) -> Recipe:
-    agent = {"protocol": protocol, "max_steps": 4, "prefill": ""}
+    agent: dict[str, Any] = {"protocol": protocol}
+    agent |= {} if protocol == "arena" else {"max_steps": 4}
+    agent |= {"prefill": ""} if protocol == "r1-searcher" else {}
     given = {"mcts": ONE_WAY, **blocks}
     return Recipe.model_validate({"name": "t", "agent": agent, "rewards": rewards, **given})
 

@@ -11,7 +11,7 @@ from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from tiny_dataset import recipe
 
-from branchwise.mcts import Expansion, Node, SearchSettings, sample_chains, search
+from branchwise.mcts import SEARCH_SETTINGS, Expansion, Node, TreeSettings, sample_chains, search
 from branchwise.runs.cost_bounds import tree_calls
 from branchwise.runs.costs import expected_sum
 from branchwise.storage.call_history import calls_per_second
@@ -222,8 +222,9 @@ def test_every_search_makes_calls_within_its_bounds(
     settings: dict[str, Any], ending: float, kinds: int
 ) -> None:
     """Covers policies that always or never end, and that often or rarely repeat an action."""
-    chosen, steps = SearchSettings(**settings), 4
-    grow = sample_chains if chosen.kind == "chains" else search
+    kind = SEARCH_SETTINGS[settings.get("kind", "tree")]
+    chosen, steps = kind.model_validate(settings), 4
+    grow: Any = sample_chains if chosen.kind == "chains" else search
     low, high, ends = tree_calls(chosen, steps)
     drawn, calls, finished = random.Random(0), 0, 0
 
@@ -236,7 +237,7 @@ def test_every_search_makes_calls_within_its_bounds(
     async def evaluate(node: Node[int]) -> float:
         nonlocal calls, finished
         finished += node.terminal
-        if chosen.evaluator == "rollout" and not node.terminal:
+        if isinstance(chosen, TreeSettings) and chosen.uses("rollout") and not node.terminal:
             calls += chosen.rollouts * (steps - node.depth)
         return drawn.random()
 

@@ -29,7 +29,7 @@ def test_every_changed_setting_is_reported_with_both_values(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"mcts.kind: was 'tree', now 'chains'") as told:
         open_run(tmp_path / "run", recipe(mcts={"kind": "chains"}, pairs={"min_gap": 0.5}), {})
     assert "pairs.min_gap: was 0.01, now 0.5" in str(told.value)
-    assert str(told.value).count(": was ") == 2
+    assert "mcts.iterations:" not in str(told.value)
 
 
 def test_a_stored_setting_that_is_unknown_to_this_version_is_rejected(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from branchwise.base.errors import ConfigError
+from branchwise.mcts import ChainSettings, TreeSettings
 from branchwise.rewards.settings import EvoRagSettings
 from branchwise.runs.factories import engine_for
 from branchwise.runs.recipe import Recipe
@@ -37,7 +38,7 @@ def test_the_evo_rag_recipe_has_our_decisions_instead_of_the_papers() -> None:
     assert {name: getattr(ours.rewards, name) for name in decided} == decided
     assert ours.training.reward_model.labels == "component"
     assert (ours.training.dpo.reference, ours.retrieval.kind) == ("start", "bm25")
-    assert (ours.mcts.kind, ours.mcts.iterations, ours.mcts.branches) == ("chains", 4, 2)
+    assert ours.mcts == ChainSettings(iterations=4, branches=2)
     assert (ours.pairs.per_state, ours.pairs.min_gap) == ("extremes", 0.2)
 
 
@@ -54,7 +55,8 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
         tmp_path,
         "name: x\nmcts:\n  iteration: 5\n  c: high\nretrieval: {top_k: 0}\nlimit: 3\n",
     )
-    assert "recipe.yaml:3: `mcts.iteration` is not a setting; did you mean `iterations`?" in told
+    assert "recipe.yaml:3: `mcts.iteration` is not a setting of the kind of search `tree`" in told
+    assert "did you mean `iterations`?" in told
     assert "recipe.yaml:4: `mcts.c`" in told
     assert "recipe.yaml:5: `retrieval.top_k`" in told
     assert "recipe.yaml:6: `limit` is not a setting; did you mean `limits`?" in told
@@ -101,11 +103,14 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
         ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
         ("name: x\nrewards: {estimator: rollout}\npairs: {min_outcomes: 2}\n", "most 1 outcomes"),
         (
-            "name: x\nmcts: {iterations: 4, kind: chains, rollouts: 3}\npairs: {min_outcomes: 5}\n",
+            "name: x\nmcts: {iterations: 4, kind: chains}\npairs: {min_outcomes: 5}\n",
             "at most 4 outcomes",
         ),
         ("name: x\nmcts: {kind: chains, iterations: 1}\n", "steps without siblings"),
-        ("name: x\nmcts: {kind: chains, evaluator: judge}\njudge: {}\n", "remove the evaluator"),
+        (
+            "name: x\nmcts: {kind: chains, evaluator: judge}\n",
+            "not a setting of the kind of search `chains`",
+        ),
         ("name: x\nmcts: {kind: chains}\nrewards: {estimator: rollout}\n", "scores only answers"),
         ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
         (
@@ -152,7 +157,10 @@ def test_all_errors_are_reported_with_line_and_nearest_key(tmp_path: Path) -> No
         ("name: x\nrewards: {scheme: evo-rag, horizons: 3}\n", "did you mean `horizon`?"),
         ("name: x\nrewards:\n  scheme: evo\n", "recipe.yaml:3: `rewards.scheme`: no such reward"),
         ("name: x\nrewards: {scheme: evo}\n", "did you mean `evo-rag`? (given: 'evo')"),
-        ("name: x\nrewards: {scheme: [a]}\n", "use spre or evo-rag"),
+        (
+            "name: x\nrewards: {scheme: [a]}\n",
+            "use one of arena, eval-rar, evo-rag, ",
+        ),
         ("name: x\nrewards: {stage: discovery}\n", "`rewards.stage` is not a setting"),
         ("name: x\npairs: {min_gap: 1}\n", "pairs.min_gap"),
         ("name: x\npairs: {actions: [anwser]}\n", "pairs.actions.0"),
@@ -200,12 +208,23 @@ def test_valid_search_settings_for_evo_rag_load(tmp_path: Path, growth: str) -> 
     assert load_recipe(path).rewards.scheme == "evo-rag"
 
 
+def test_an_override_of_a_name_drops_the_settings_of_the_former_name(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nmcts: {iterations: 9, c: 0.5}\nagent: {history: responses}\n")
+    chains = load_recipe(path, ["mcts.kind=chains", "mcts.branches=2"]).mcts
+    assert chains == ChainSettings(iterations=9, branches=2)
+    told = problems(tmp_path, path.read_text(), "mcts.kind=chains", "mcts.c=0.5")
+    assert "--set mcts.c: `mcts.c` is not a setting of the kind of search `chains`" in told
+    told = problems(tmp_path, path.read_text(), "mcts={kind: chains, c: 0.5}")
+    assert "`mcts.c` is not a setting" in told
+
+
 def test_overrides_change_nested_settings_and_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\nmcts: {iterations: 3}\n")
-    recipe = load_recipe(path, ["mcts.c=2.5", "judge.engine=openvino", "data.corpus=[a, b]"])
-    assert (recipe.mcts.iterations, recipe.mcts.c) == (3, 2.5)
-    assert recipe.judge is not None
+    recipe = load_recipe(path, ["mcts.c=2.5", "policy.top_p=0.5", "data.corpus=[a, b]"])
+    assert recipe.mcts == TreeSettings(iterations=3, c=2.5)
+    assert recipe.policy.top_p == 0.5
     assert recipe.data.corpus == ("a", "b")
     told = problems(tmp_path, "name: x\n", "mcts.itertions=3", "nonsense", "seed=many")
     assert "--set mcts.itertions" in told

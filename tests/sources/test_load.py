@@ -9,7 +9,7 @@ from tiny_dataset import write_rows
 
 from branchwise.base.errors import ConfigError
 from branchwise.sources.load import Data, load_data, load_split, unanswerable
-from branchwise.sources.settings import DataSettings, SetSettings
+from branchwise.sources.settings import AtlasSettings, DataSettings, SetSettings
 from branchwise.sources.splits import split_of
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -123,7 +123,7 @@ def test_skip_leaves_out_exactly_the_questions_of_a_shorter_sample(tmp_path: Pat
         {"source": "atlas", "split": "train", "cities": 500},
     ):
         first, second, both = (
-            ids(load_data(DataSettings(limit=limit, skip=skip, **settings), 0))
+            ids(load_data(AtlasSettings(limit=limit, skip=skip, **settings), 0))
             for limit, skip in ((5, 0), (7, 5), (12, 0))
         )
         assert (len(first), len(second)) == (5, 7)
@@ -272,7 +272,7 @@ def test_the_real_mix_has_gold_for_every_question() -> None:
 
 
 def test_a_limit_counts_only_the_questions_that_fit() -> None:
-    settings = DataSettings(limit=30, cities=500)
+    settings = AtlasSettings(limit=30, cities=500)
     data = load_data(settings, 0)
     known = {passage.id for passage in data.passages}
     assert all(known.issuperset(question.supporting_ids) for question in data.questions)
@@ -287,4 +287,4 @@ def test_a_limit_counts_only_the_questions_that_fit() -> None:
 
 def test_a_protocol_that_fits_no_question_of_atlas_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"without paragraphs\. Set data\.references"):
-        load_data(DataSettings(cities=500), 0, unfit=lambda _: "without paragraphs")
+        load_data(AtlasSettings(cities=500), 0, unfit=lambda _: "without paragraphs")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent_protocols import agent_settings
 from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine
 
@@ -104,7 +105,7 @@ def asked(case: Case) -> Question:
 def settings_of(case: Case) -> AgentSettings:
     given = {name: value for name, value in case.settings.items() if name in BUDGET}
     protocol = PROTOCOLS.get(case.settings.get("reward", ""), case.system)
-    return AgentSettings.model_validate({"max_steps": 9, **given, "protocol": protocol})
+    return agent_settings(protocol, **given if protocol == "arena" else {"max_steps": 9, **given})
 
 
 async def follow(case: Case) -> tuple[Trajectory, Environment]:

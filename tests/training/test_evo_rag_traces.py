@@ -15,7 +15,7 @@ from branchwise.agent.state import State
 from branchwise.engines.sampling import Sampling
 from branchwise.retrieval.index import open_retriever
 from branchwise.retrieval.interface import Retriever
-from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.retrieval.settings import Bm25Settings
 from branchwise.sources.atlas import build_corpus, build_questions
 from branchwise.training.examples import StepExample
 from branchwise.training.warm_start.evo_rag import NOTHING_FOUND
@@ -38,7 +38,7 @@ PASSAGES = [
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
-    return open_retriever(RetrievalSettings(), PASSAGES, tmp_path_factory.mktemp("shelf"))
+    return open_retriever(Bm25Settings(), PASSAGES, tmp_path_factory.mktemp("shelf"))
 
 
 def two_hops(**changes: object) -> Question:
@@ -215,7 +215,7 @@ Atlas = tuple[dict[str, Question], dict[str, Passage], Retriever]
 @pytest.fixture(scope="module")
 def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
     corpus = build_corpus(800)
-    index = open_retriever(RetrievalSettings(), corpus, tmp_path_factory.mktemp("atlas"))
+    index = open_retriever(Bm25Settings(), corpus, tmp_path_factory.mktemp("atlas"))
     questions = {q.id: q for q in build_questions("warm", 80, cities=800)}
     return questions, {p.id: p for p in corpus}, index
 

@@ -4,11 +4,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from agent_protocols import agent_settings
 from sample_records import a_node, a_pair
 
 from branchwise.agent.reasonrag import ReasonRAG
 from branchwise.agent.search_loop import SearchR1
-from branchwise.agent.settings import AgentSettings
 from branchwise.agent.state import Action, State, Step
 from branchwise.training.examples import StepExample, chosen_steps, right_trajectories, tokenise
 from branchwise.training.packing import IGNORED
@@ -52,7 +52,7 @@ def test_only_the_policys_own_tokens_carry_a_loss(tokenizer: Any) -> None:
 
 def test_a_continued_turn_is_encoded_by_part_and_only_its_end_is_learned(tokenizer: Any) -> None:
     """Encoded together, "</information>", "\\n\\n" and "<think>" get other tokens than apart."""
-    protocol = SearchR1(AgentSettings(protocol="search-r1", prefill="<think>"))
+    protocol = SearchR1(agent_settings("search-r1", prefill="<think>"))
     texts = ("a</think><search>b</search>", "\n\nc", "d</think><answer>e</answer>")
     found = RetrievedPassage(id="p", title="T", text="t", score=1.0)
     root = State("Q?")

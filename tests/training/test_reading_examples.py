@@ -4,11 +4,11 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from agent_protocols import agent_settings
 from sample_records import a_question
 
 from branchwise.agent.protocol import AgentProtocol
 from branchwise.agent.protocols import protocol_of
-from branchwise.agent.settings import AgentSettings
 from branchwise.training.settings import ReadingSettings
 from branchwise.training.warm_start.reading_examples import StagedSearch, build_reading
 from branchwise.training.warm_start.traces import Traces
@@ -69,7 +69,7 @@ async def read(
     return await build_reading(
         [asked or harbour(f"q{n}") for n in range(questions)],
         PASSAGES,
-        protocol or protocol_of(AgentSettings(protocol="reasonrag")),
+        protocol or protocol_of(agent_settings("reasonrag")),
         Ranked(*order),
         seed=0,
         top_k=3,
@@ -138,7 +138,7 @@ async def test_evidence_and_answer_are_learned_but_not_a_query_that_misses() -> 
 
 
 async def test_a_share_of_the_answers_follows_the_forced_prompt() -> None:
-    protocol = protocol_of(AgentSettings(protocol="reasonrag"))
+    protocol = protocol_of(agent_settings("reasonrag"))
     made = await read(protocol, questions=60, grounding=0, forced=0.5)
     assert len(made.examples) == 60
     assert {e.target for e in made.examples} == {"<answer>Callao</answer>"}
@@ -148,7 +148,7 @@ async def test_a_share_of_the_answers_follows_the_forced_prompt() -> None:
 
 @pytest.mark.parametrize("forced", [0, 1])
 async def test_none_or_all_of_the_answers_follow_the_forced_prompt(forced: int) -> None:
-    protocol = protocol_of(AgentSettings(protocol="reasonrag"))
+    protocol = protocol_of(agent_settings("reasonrag"))
     made = await read(protocol, questions=5, grounding=0, forced=forced)
     demanded = [protocol.prompts["forced"] in e.messages[0].content for e in made.examples]
     assert demanded == [bool(forced)] * 5
@@ -191,7 +191,7 @@ async def test_shares_select_the_kinds_of_learned_targets(
 
 @pytest.mark.parametrize("name", ["evo-rag", "r1-searcher", "search-r1", "eval-rar", "autorefine"])
 async def test_other_protocols_learn_the_answer_with_the_gold_passage(name: str) -> None:
-    made = await read(protocol_of(AgentSettings.model_validate({"protocol": name})))
+    made = await read(protocol_of(agent_settings(name)))
     assert made.counts["reading questions"] == 1
     (answer,) = {e.target for e in made.examples}
     assert "Its harbour is Callao." in answer
@@ -201,7 +201,7 @@ async def test_other_protocols_learn_the_answer_with_the_gold_passage(name: str)
 
 
 async def test_arena_gets_the_gold_passage_among_its_references() -> None:
-    made = await read(protocol_of(AgentSettings(protocol="arena")), absent=1)
+    made = await read(protocol_of(agent_settings("arena")), absent=1)
     (example,) = made.examples
     assert 1 <= example.messages[1].content.count("[") <= 3
     assert "Its harbour is Callao." in example.target
@@ -209,7 +209,7 @@ async def test_arena_gets_the_gold_passage_among_its_references() -> None:
 
 
 async def test_no_query_is_learned_if_the_protocol_gives_the_passages() -> None:
-    protocol = protocol_of(AgentSettings(protocol="arena"))
+    protocol = protocol_of(agent_settings("arena"))
     made = await read(protocol, order=("lima", "o0", "o1"), queries=1)
     assert len(made.examples) == 1, "the answer, once"
 

@@ -20,7 +20,7 @@ from branchwise.training.grpo.rollouts import (
     rows_of,
 )
 from branchwise.training.packing import StepTokens
-from branchwise.training.settings import GrpoSettings
+from branchwise.training.settings import OUTCOME_RL, GrpoSettings, ReinforceSettings
 
 
 def rollout(reward: float, *lengths: int, question: str = "q") -> Rollout:
@@ -105,7 +105,7 @@ def test_groups_without_spread_and_single_rollouts_have_no_advantages() -> None:
         [],
     ]
     for algorithm in ("grpo", "rloo"):
-        found = advantages_of(groups, GrpoSettings(algorithm=algorithm))
+        found = advantages_of(groups, OUTCOME_RL[algorithm].model_validate({}))
         assert [one.question_id for one, _ in found] == ["a", "a", "b", "b", "c"]
         assert [one.question_id for one, own in found if any(own)] == ["a", "a"]
 
@@ -123,7 +123,7 @@ def test_rollouts_without_advantages_count_in_the_mean_but_give_no_rows() -> Non
 
 def test_reinforce_does_not_amplify_the_rounding_of_equal_rewards() -> None:
     groups = [[rollout(0.1, 1)] * 3, [rollout(1.0, 1)] * 3]
-    found = advantages_of(groups, GrpoSettings(algorithm="reinforce++"))
+    found = advantages_of(groups, ReinforceSettings())
     assert {advantage for _, own in found for advantage in own} == {0.0}
 
 
@@ -139,9 +139,7 @@ def test_batches_take_every_item_once_per_epoch(number: int, size: int, total: i
 
 def test_reinforce_returns_subtract_the_divergence_from_each_token_on() -> None:
     one, other = rollout(1, 1, 1), rollout(0, 2)
-    settings = GrpoSettings(
-        algorithm="reinforce++", baseline="none", kl="k1", kl_in="reward", beta=0.5
-    )
+    settings = ReinforceSettings(baseline="none", kl="k1", kl_in="reward", beta=0.5)
     log_ratios = {
         one.calls[0].tokens: (0.2,),
         one.calls[1].tokens: (0.4,),
@@ -163,7 +161,7 @@ def test_the_baseline_of_reinforce_is_the_group_mean_or_zero(
     baseline: str, returns: list[float]
 ) -> None:
     groups = [[rollout(1, 1), rollout(1, 1)], [rollout(1, 1), rollout(0, 1)]]
-    settings = GrpoSettings.model_validate({"algorithm": "reinforce++", "baseline": baseline})
+    settings = ReinforceSettings.model_validate({"baseline": baseline})
     found = [advantage for _, (advantage,) in advantages_of(groups, settings)]
     mean, deviation = fmean(returns), pstdev(returns)
     assert found == pytest.approx([(one - mean) / deviation for one in returns])

@@ -5,11 +5,11 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
+from agent_protocols import agent_settings
 from sample_records import a_question
 
 from branchwise.agent.protocols import protocol_of
 from branchwise.agent.reasonrag import ReasonRAG
-from branchwise.agent.settings import AgentSettings
 from branchwise.training.warm_start.hops import best_sentence, hops_of
 from branchwise.training.warm_start.traces import Traces, build_traces
 from branchwise.training.warm_start.walks import NOT_FOUND, NOTHING_FOUND
@@ -257,7 +257,7 @@ def test_a_single_hop_uses_the_named_passage_that_contains_the_answer() -> None:
 
 
 async def test_a_search_loop_writes_not_found_after_a_missed_search() -> None:
-    protocol = protocol_of(AgentSettings(protocol="search-r1"))
+    protocol = protocol_of(agent_settings("search-r1"))
     said = []
     for seed in range(12):
         made = await build_traces([two_hops()], PASSAGES, protocol, Titles(), seed, 3)
@@ -268,7 +268,7 @@ async def test_a_search_loop_writes_not_found_after_a_missed_search() -> None:
 
 
 async def test_useless_searches_are_added_only_if_steps_are_left() -> None:
-    protocol = protocol_of(AgentSettings(protocol="r1-searcher"))
+    protocol = protocol_of(agent_settings("r1-searcher"))
     hops = [{**hop, "queries": [hop["queries"][0]]} for hop in two_hops().extra["hops"]]
     asked = [two_hops(id=f"q{n}", extra={"hops": hops}) for n in range(40)]
     for max_steps, wasteful in ((3, False), (10, True)):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_protocols import agent_settings
 from scripted_engine import SpellingEngine
 
 from branchwise.agent.arena import supporting_numbers
@@ -13,13 +14,12 @@ from branchwise.agent.protocol import AgentProtocol
 from branchwise.agent.protocols import protocol_of
 from branchwise.agent.search_loop import SearchLoop
 from branchwise.agent.segments import policy_text
-from branchwise.agent.settings import AgentSettings
 from branchwise.engines.embedded.openvino import embedded_engine
 from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
 from branchwise.engines.settings import ModelSettings
 from branchwise.retrieval.index import open_retriever
 from branchwise.retrieval.interface import Retriever
-from branchwise.retrieval.settings import RetrievalSettings
+from branchwise.retrieval.settings import Bm25Settings
 from branchwise.rewards.arena import ArenaSettings, arena_outcome
 from branchwise.rewards.eval_rar import EvalRarSettings, eval_rar_outcome
 from branchwise.rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
@@ -42,7 +42,7 @@ Atlas = tuple[dict[str, Question], dict[str, Passage], Retriever]
 @pytest.fixture(scope="module")
 def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
     corpus = build_corpus(800)
-    index = open_retriever(RetrievalSettings(), corpus, tmp_path_factory.mktemp("atlas"))
+    index = open_retriever(Bm25Settings(), corpus, tmp_path_factory.mktemp("atlas"))
     asked = build_questions("warm", 60, cities=800, references=REFERENCES)
     return {q.id: q for q in asked if q.answerable}, {p.id: p for p in corpus}, index
 
@@ -53,7 +53,7 @@ def tokenizer() -> Any:
 
 
 def protocol(name: str, **settings: Any) -> AgentProtocol:
-    return protocol_of(AgentSettings(protocol=name, **settings))
+    return protocol_of(agent_settings(name, **settings))
 
 
 async def traces_of(atlas: Atlas, by: AgentProtocol, top_k: int = TOP_K) -> Traces:

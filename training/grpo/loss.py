@@ -14,7 +14,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any, Literal
 
 from ..packing import StepTokens
-from ..settings import GrpoSettings
+from ..settings import GrpoSettings, OutcomeRlSettings, ReinforceSettings
 from .rollouts import Rollout
 
 Estimator = Literal["k1", "k2", "k3"]
@@ -132,7 +132,7 @@ def standardised(rollouts: Sequence[Sequence[float]]) -> list[list[float]]:
 
 def advantages_of(
     groups: Sequence[Sequence[Rollout]],
-    settings: GrpoSettings,
+    settings: OutcomeRlSettings,
     log_ratios: Mapping[StepTokens, Sequence[float]] | None = None,
 ) -> list[tuple[Rollout, list[float]]]:
     """Returns all rollouts, each with the advantages of its sampled tokens.
@@ -145,11 +145,12 @@ def advantages_of(
             from the reward.
     """
     beta = settings.beta if settings.kl_in == "reward" and log_ratios is not None else 0.0
-    if settings.algorithm == "reinforce++":
+    if isinstance(settings, ReinforceSettings):
         return _reinforce(groups, settings, log_ratios, beta)
-    rloo = settings.algorithm == "rloo"
-    compare = leave_one_out if rloo else partial(group_advantages, scale=settings.scale)
-    centred = leave_one_out if rloo else partial(group_advantages, scale="none")
+    compare = centred = leave_one_out
+    if isinstance(settings, GrpoSettings):
+        compare = partial(group_advantages, scale=settings.scale)
+        centred = partial(group_advantages, scale="none")
     rollouts = []
     for group in groups:
         rewards = [rollout.reward for rollout in group]
@@ -167,7 +168,7 @@ def advantages_of(
 
 def _reinforce(
     groups: Sequence[Sequence[Rollout]],
-    settings: GrpoSettings,
+    settings: ReinforceSettings,
     log_ratios: Mapping[StepTokens, Sequence[float]] | None,
     beta: float,
 ) -> list[tuple[Rollout, list[float]]]:

@@ -10,12 +10,13 @@ word. So every later prompt shows the findings, and an answer comes only after i
 """
 
 from .hops import GoldHop
-from .trace_builder import Walk
+from .trace_builder import Walk, register_walk
 
 NOTHING_FOUND = "Nothing found"
 """Note on a search without a useful passage."""
 
 
+@register_walk("evo-rag")
 async def walk_evo_rag(walk: Walk) -> None:
     """Walks one question to its answer or refusal, or records the problem.
 

@@ -3,10 +3,11 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from branchwise.agent import TERMINAL, Action, AgentProtocol, State, Step
+from branchwise.base import Registry
 from branchwise.retrieval import Retriever
 from branchwise.types import Question, RetrievedPassage
 
@@ -160,3 +161,26 @@ class Walk:
         if not fits or (read.kind, read.content) != (action.kind, action.content):
             return "a step does not fit the protocol's form"
         return None
+
+
+WalkFunction = Callable[[Walk], Awaitable[None]]
+
+WALKS: Registry[WalkFunction] = Registry(
+    "warm-start walk",
+    "branchwise.training.warm_start.walks",
+    "branchwise.training.warm_start.evo_rag",
+)
+"""Functions that walk a question to its end, by the protocol's name."""
+
+
+def register_walk(protocol: str) -> Callable[[WalkFunction], WalkFunction]:
+    """Function decorator: adds the walk with which warm-start traces of a protocol are built.
+
+    Args:
+        protocol: Name of the protocol.
+    """
+
+    def register(walk: WalkFunction) -> WalkFunction:
+        return WALKS.add(protocol, walk, walk.__module__)
+
+    return register

@@ -7,7 +7,7 @@ several wordings, and its samples still differ. The protocol decides the way to 
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from branchwise.agent import AgentProtocol, root_of
@@ -15,27 +15,8 @@ from branchwise.retrieval import Retriever
 from branchwise.types import Passage, Question, QuestionKey, RetrievedPassage
 
 from ..examples import StepExample
-from .evo_rag import walk_evo_rag
 from .hops import hops_of, queries_about
-from .trace_builder import WASTEFUL, Habits, Walk
-from .walks import (
-    walk_arena,
-    walk_r1_searcher,
-    walk_reasonrag,
-    walk_search_loop,
-)
-
-WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
-    "reasonrag": walk_reasonrag,
-    "evo-rag": walk_evo_rag,
-    "arena": walk_arena,
-    "r1-searcher": walk_r1_searcher,
-    "eval-rar": walk_search_loop,
-    "search-r1": walk_search_loop,
-    "autorefine": walk_search_loop,
-}
-"""Functions that walk a question, by the protocol's name."""
-
+from .trace_builder import WALKS, WASTEFUL, Habits, Walk
 
 NOT_IN_CORPUS = "supporting passages are not in the corpus"
 NOT_GIVEN = "supporting passages are not given"

@@ -8,7 +8,7 @@ from branchwise.agent import SearchLoop, supporting_numbers
 from branchwise.types import RetrievedPassage
 
 from .hops import GoldHop
-from .trace_builder import Walk, cited
+from .trace_builder import Walk, cited, register_walk
 
 NOTHING_FOUND = "None"
 """Evidence if none of the passages helps (ReasonRAG's own word)."""
@@ -19,6 +19,7 @@ NEEDLESS = 0.15
 NOT_FOUND, USELESS, ENOUGH = "The documents do not say.", "That does not help.", "That is enough."
 
 
+@register_walk("arena")
 async def walk_arena(walk: Walk) -> None:
     """Answers from ARENA's references: the supporting ones, an analysis of each, and the answer.
 
@@ -39,6 +40,7 @@ async def walk_arena(walk: Walk) -> None:
     walk.answer(relevance=f"[{listed}]", analysis=analysis)
 
 
+@register_walk("reasonrag")
 async def walk_reasonrag(walk: Walk) -> None:
     """Walks one question by query, evidence, …, answer, or records the problem.
 
@@ -59,6 +61,9 @@ async def walk_reasonrag(walk: Walk) -> None:
     walk.answer()
 
 
+@register_walk("eval-rar")
+@register_walk("search-r1")
+@register_walk("autorefine")
 async def walk_search_loop(walk: Walk) -> None:
     """Walks one question in the tags of its loop.
 
@@ -70,6 +75,7 @@ async def walk_search_loop(walk: Walk) -> None:
     await _Turn(walk, protocol.search_tags.evaluation or "think").to_answer()
 
 
+@register_walk("r1-searcher")
 async def walk_r1_searcher(walk: Walk) -> None:
     """Walks one question inside `<think>`, sometimes with a useless search.
 

@@ -10,7 +10,7 @@ from branchwise.types import Question, TreeNode
 
 from ..labels import Label
 from ..outcome import Outcome
-from ..scheme import NodeEvaluation, RewardScheme
+from ..scheme import NodeEvaluation, RewardScheme, register_reward
 from ..settings import EvoRagSettings
 from ..verifier import judge_evidence, verifier_prompt_hash
 from .returns import label_returns
@@ -18,9 +18,11 @@ from .schedule import Weights, weights
 from .steps import EpisodeRewards, Gold
 
 
+@register_reward
 class EvoRag(RewardScheme):
     """Rewards every step of a trajectory."""
 
+    name = "evo-rag"
     settings_class = EvoRagSettings
     settings: EvoRagSettings
     protocols = ("evo-rag",)

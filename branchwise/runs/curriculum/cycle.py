@@ -195,7 +195,7 @@ def _pairs(
         # Few pairs may train the policy but not the reward model; continue if the search does
         # not use it.
         why = stopped.totals.get(UNTAUGHT)
-        if why is None or scored or recipe.mcts.evaluator == "reward_model":
+        if why is None or scored or recipe.mcts.uses("reward_model"):
             raise
         runner.context.log(
             f"{runner.title}: continues without a reward model for this cycle: {why}"

@@ -285,7 +285,11 @@ def test_a_dev_set_without_answerable_questions_is_rejected(tmp_path: Path) -> N
 def test_invalid_settings_are_rejected_before_the_run_starts(
     settings: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
-    more = ("agent.protocol=reasonrag", "mcts.kind=tree") if "spre" in settings[0] else ()
+    more = (
+        ("agent.protocol=reasonrag", "mcts.kind=tree", "curriculum={}")
+        if "spre" in settings[0]
+        else ()
+    )
     fitting = ("policy.model=packaged", "data.cities=500", *settings, *more)
     call = pretended("evo-rag", tmp_path / "evo", *fitting).context
     with pytest.raises(ConfigError, match=told):
