@@ -164,12 +164,12 @@ bench: $(DEV) ## run the benchmarks that need no other server; ARGS="<names>" so
 # from the sdist.
 dist: $(VENV)/dev.done ## build sdist and wheel of the last commit into dist/, for a package index
 	@echo "packing: $$(git describe --always --dirty)"
-	@rm -rf dist $(VENV)/source
-	@mkdir $(VENV)/source
-	@git archive HEAD | tar --extract --directory=$(VENV)/source
-	@PYTHONWARNINGS=ignore $(BIN)/python -m build --no-isolation --outdir dist $(VENV)/source >$(VENV)/build.log || { \
-	    cat $(VENV)/build.log >&2; exit 1; }
-	@rm -rf $(VENV)/source
+	@rm -rf build dist
+	@mkdir build
+	@git archive --prefix=build/ HEAD | tar --extract
+	@PYTHONWARNINGS=ignore $(BIN)/python -m build --no-isolation --outdir dist build &>build/log.txt || { \
+	    cat build/log.txt >&2; exit 1; }
+	@rm -rf build
 	@ls dist
 
 # uv, which you install yourself, writes the hashes of all files of the pinned versions. It lacks the
