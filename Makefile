@@ -149,12 +149,13 @@ test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## test the chai
 	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
 	    $(BIN)/python -m pytest tests/real_vllm -m vllm -s $(ARGS)
 
-lint: $(DEV) ## ruff, mypy, import-linter and a check of our prose
+lint: $(DEV) ## ruff, mypy, import-linter, hadolint and a check of our prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=.:tests/support $(BIN)/mypy --explicit-package-bases tests
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/python .ci/check_prose.py
 
 bench: $(DEV) ## run the benchmarks that need no other server; ARGS="<names>" some of them
