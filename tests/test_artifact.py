@@ -18,6 +18,7 @@ from fake_endpoint import FakeEndpoint
 from packaging.metadata import Metadata
 from tiny_dataset import recipe
 
+from branchwise.pipelines.stages import STAGES
 from branchwise.storage.parts import read_parts
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -34,13 +35,15 @@ class Built:
     in_sdist: Mapping[str, bytes]
 
 
-def output_of(*words: object, folder: Path, environment: Mapping[str, str] = os.environ) -> str:
-    """Runs a command, checks that it succeeds, and returns its output."""
+def output_of(
+    *words: object, folder: Path, environment: Mapping[str, str] = os.environ, code: int = 0
+) -> str:
+    """Runs a command, checks its exit code, and returns its output."""
     command = [str(word) for word in words]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -157,14 +160,14 @@ class Installed:
     environment: Path
     folder: Path
 
-    def run(self, *words: object, module: bool = False) -> str:
+    def run(self, *words: object, module: bool = False, code: int = 0) -> str:
         """Runs `branchwise`, or `python -m branchwise`, and returns its output."""
         binaries = self.environment / "bin"
         command = [binaries / "python", "-m", "branchwise"] if module else [binaries / "branchwise"]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "BRANCHWISE"))}
         kept["BRANCHWISE_CACHE"] = str(self.environment / "cache")
         kept["OPENAI_API_KEY"] = "test-key"
-        return output_of(*command, *words, folder=self.folder, environment=kept)
+        return output_of(*command, *words, folder=self.folder, environment=kept, code=code)
 
 
 @pytest.fixture
@@ -190,6 +193,9 @@ def test_stages_of_an_installed_wheel(
     installed: Installed, tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     assert "grow trees, label their steps" in installed.run("--help")
+    for stage in STAGES:
+        assert f"branchwise {stage} " in installed.run(stage, "--help")
+    assert "has no studies" in installed.run("study", "--name", "labels", code=2)
     atlas = json.loads(installed.run("data", "--json").splitlines()[-1])
     assert atlas["passages"] > 30_000, "the default recipe is part of the wheel"
 

@@ -11,6 +11,7 @@ Markdown, CSV), plots and the list of all started stages are in `study/` of the 
 
 from collections import Counter
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -101,9 +102,11 @@ def study_named(name: str) -> Study:
     """Returns a study.
 
     Raises:
-        ConfigError: If it is unknown.
+        ConfigError: If it is unknown, or if a wheel without studies is installed.
     """
     if name not in STUDIES:
         raise ConfigError(f"study {name!r}: no such study; there are {', '.join(STUDIES)}")
+    if find_spec("branchwise.studies") is None:
+        raise ConfigError("the installed package has no studies: run this command in a checkout")
     chosen: Study = import_module(STUDIES[name]).STUDY
     return chosen
