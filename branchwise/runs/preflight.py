@@ -61,7 +61,8 @@ def require_matplotlib() -> None:
     """
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            "plots need matplotlib: run `make setup EXTRAS=study` or `pip install -e .[study]`"
+            "plots need matplotlib: run `make setup EXTRAS=study` or "
+            "`pip install 'branchwise[study]'`"
         )
 
 

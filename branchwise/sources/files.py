@@ -243,7 +243,7 @@ def _load(path: str, config: str | None) -> Any:
     except ImportError as error:
         raise ConfigError(
             "data.source hub needs the package `datasets`: run `make setup EXTRAS=train` or "
-            "`pip install -e .[train]`, or download the file and use data.source jsonl"
+            "`pip install 'branchwise[train]'`, or download the file and use data.source jsonl"
         ) from error
     try:
         return load_dataset(path, config)

@@ -115,7 +115,7 @@ def import_gguf() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise ConfigError("reading GGUF needs `gguf`: pip install -e .[cpu]") from error
+        raise ConfigError("reading GGUF needs `gguf`: pip install 'branchwise[cpu]'") from error
 
     def set_data(reader: Any, mapped: Any) -> None:
         reader.__dict__["array"] = mapped.view(np.ndarray)

@@ -345,7 +345,9 @@ def _merge_adapter(model: Any, adapter: Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError as error:
-        raise ConfigError("merging an adapter needs `peft`: pip install -e .[train]") from error
+        raise ConfigError(
+            "merging an adapter needs `peft`: pip install 'branchwise[train]'"
+        ) from error
     check_adapter(adapter)
     try:
         with_adapter = PeftModel.from_pretrained(model, str(adapter)).eval()

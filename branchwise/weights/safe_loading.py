@@ -26,7 +26,9 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ConfigError("loading weights needs transformers: pip install -e .[cpu]") from error
+        raise ConfigError(
+            "loading weights needs transformers: pip install 'branchwise[cpu]'"
+        ) from error
     options |= {"trust_remote_code": False, "local_files_only": True}
     folder = source
     if not source.is_dir():
@@ -59,7 +61,9 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise ConfigError("reading weights needs safetensors: pip install -e .[cpu]") from error
+        raise ConfigError(
+            "reading weights needs safetensors: pip install 'branchwise[cpu]'"
+        ) from error
     try:
         with open_named(path), safe_open(str(path), "numpy") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

@@ -102,14 +102,11 @@ def study_named(name: str) -> Study:
     """Returns a study.
 
     Raises:
-        ConfigError: If it is unknown, or this is not a checkout.
+        ConfigError: If it is unknown, or if a wheel without studies is installed.
     """
     if name not in STUDIES:
         raise ConfigError(f"study {name!r}: no such study; there are {', '.join(STUDIES)}")
     if find_spec("branchwise.studies") is None:
-        raise ConfigError(
-            "study: recorded studies are part of the checkout, not of the installed package: clone "
-            "the repository and run this command there"
-        )
+        raise ConfigError("the installed package has no studies: run this command in a checkout")
     chosen: Study = import_module(STUDIES[name]).STUDY
     return chosen

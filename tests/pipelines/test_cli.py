@@ -25,15 +25,15 @@ def test_a_run_resumes_with_its_own_recipe(
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     assert branchwise("annotate", "--config", config, "--run", run) == 0
     made = len(endpoint.requests)
-    # There is no configs/atlas.yaml here: a stage that still looked for it would exit 2.
+    # With the default recipe, a stage would exit 2: its model is not here.
     assert branchwise("annotate", "--run", run) == 0
     assert branchwise("relabel", "--run", run, "--set", "rewards.alpha=0.5") == 0
     assert branchwise("inspect", "--run", run) == 0
     assert len(endpoint.requests) == made
     assert branchwise("annotate", "--run", run, "--set", "mcts.c=9") == 2
     assert "mcts.c: was 1.4, now 9" in capsys.readouterr().out
-    assert branchwise("annotate", "--run", tmp_path / "new") == 2
-    assert "configs/atlas.yaml" in capsys.readouterr().out
+    assert branchwise("annotate", "--run", tmp_path / "new", "--set", "data.cities=2000") == 2
+    assert "models/smollm2-135m-atlas" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stage", ["index", "annotate", "all"])

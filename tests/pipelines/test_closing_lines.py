@@ -31,6 +31,16 @@ def test_next_stages_are_printed_with_the_run_of_the_stage() -> None:
     assert {name for names in NEXT.values() for name in names.split(", ")} <= set(STAGES)
 
 
+def test_next_stages_of_an_installed_wheel_are_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("branchwise.runs.checkout", lambda: None)
+    assert next_stages("annotate", Path("my runs/a"), Path("a.yaml"), None, ()) == (
+        "next: branchwise report --run 'my runs/a', or branchwise train-dpo --run 'my runs/a'"
+    )
+    assert next_stages("relabel", Path("b"), Path("a.yaml"), "strict", ()) == (
+        "next: branchwise train-dpo --config a.yaml --run b --label strict"
+    )
+
+
 @pytest.mark.parametrize(
     ("counts", "part"),
     [

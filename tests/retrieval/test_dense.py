@@ -106,7 +106,7 @@ def test_a_missing_dense_extra_is_reported_with_the_command(
     monkeypatch.setattr(encoder_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="make setup EXTRAS=dense"):
         require_dense_extra()
-    with pytest.raises(ConfigError, match=r"pip install -e \.\[dense\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'branchwise\[dense\]'"):
         open_retriever(VectorSettings(kind="dense"), CORPUS)
 
 

@@ -62,7 +62,7 @@ def test_a_missing_matplotlib_is_reported_before_anything_runs(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert study(tmp_path / "run") == 2
-    assert "pip install -e .[study]" in capsys.readouterr().out
+    assert "pip install 'branchwise[study]'" in capsys.readouterr().out
 
 
 def test_a_study_in_use_by_another_process_is_rejected(

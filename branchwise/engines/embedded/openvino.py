@@ -297,7 +297,7 @@ def _openvino_genai() -> Any:
         import openvino_genai
     except ImportError as error:
         raise ConfigError(
-            "the embedded engine needs openvino-genai: pip install -e .[cpu]"
+            "the embedded engine needs openvino-genai: pip install 'branchwise[cpu]'"
         ) from error
     return openvino_genai
 
