@@ -55,9 +55,6 @@ OF_A_RUN = frozenset(
     }
 )
 """Stages that work on an existing run; without its recipe, they would use the default one."""
-DEFAULT_RECIPE = Path("configs/atlas.yaml")
-"""The recipe if neither `--config` nor an existing run gives one."""
-
 
 NEXT = {
     "warm-start": "annotate",
@@ -102,7 +99,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_arguments(parser: argparse.ArgumentParser, stage: Stage) -> None:
     add = parser.add_argument
-    add("--config", type=Path, metavar="FILE", help="default: the run's own, else atlas")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="or a recipe's name; default: the run's own, else atlas",
+    )
     add("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
     add("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
     add("--resume", action="store_true", help="never replace another training's checkpoints")
@@ -280,12 +282,14 @@ def recipe_file(options: argparse.Namespace) -> Path:
     """Returns the recipe that was named, else the study's, else the run's own, else the default.
 
     Raises:
-        ConfigError: If a stage that needs a run names a missing one.
+        ConfigError: If there is no recipe of the given name, or a stage that needs a run names a
+            missing one.
     """
     from branchwise.base import ConfigError
+    from branchwise.runs import DEFAULT_RECIPE, recipe_path
 
     if options.config is not None:
-        return Path(options.config)
+        return recipe_path(options.config)
     candidates = []
     if options.stage == "study":
         from branchwise.pipelines.study.stage import recipe_of

@@ -91,8 +91,11 @@ from .question_set import evaluation_identity as evaluation_identity
 from .question_set import set_name as set_name
 from .recipe import Recipe as Recipe
 from .recipe import identity as identity
+from .recipe_file import DEFAULT_RECIPE as DEFAULT_RECIPE
+from .recipe_file import Overrides as Overrides
 from .recipe_file import load_recipe as load_recipe
 from .recipe_file import load_recipe_leniently as load_recipe_leniently
+from .recipe_file import recipe_path as recipe_path
 from .record import LEDGER as LEDGER
 from .record import dump_recipe as dump_recipe
 from .record import flat as flat
