@@ -30,23 +30,12 @@ from branchwise.base import (
     terminal_safe_json,
 )
 from branchwise.pipelines.stages import STAGES, Stage
+from branchwise.runs import set_library_environment
 
 from .entry import raise_on_interrupt
 
 if TYPE_CHECKING:
     from branchwise.runs import Terminal
-
-QUIET_ENVIRONMENT = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TQDM_DISABLE": "1",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-}
-"""Set before any import that might phone home, draw progress bars of a second's work, or take most
-of a GPU's memory (JAX, which bm25s imports where it is installed)."""
 
 OF_A_RUN = frozenset(
     {
@@ -176,8 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _reject_undecodable(top, words)
     if words and words[0] not in STAGES and not words[0].startswith("-"):
         top.error(f"no stage is named {words[0]!r}{did_you_mean(words[0], STAGES)}")
-    for name, value in QUIET_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    set_library_environment(progress_bars=False)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     options = top.parse_args(words)
     if options.stage is None:
