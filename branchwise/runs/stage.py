@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -284,6 +284,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that stop a stage; Slurm and SGE send SIGUSR1 before a job's time is over."""
 
 
+_POLL_S = 0.2
+"""Seconds until a thread that waits notices a signal that the system gave to another thread."""
+
 StopCallback = Callable[[int], object]
 _STOP_CALLBACKS: ContextVar[list[StopCallback]] = ContextVar("stop_callbacks")
 """Callbacks of `on_stop_signal` in a thread of `call_outside_loop`, the latest last."""
@@ -336,31 +339,39 @@ def call_outside_loop(function: Callable[[], Result]) -> Result:
     except RuntimeError:
         return function()
     callbacks: list[StopCallback] = []
-    thread_ids: list[int] = []
+    future: Future[Result] = Future()
+    is_waiting = threading.Event()
 
-    def call() -> Result:
+    def work() -> None:
+        is_waiting.wait()
         _STOP_CALLBACKS.set(callbacks)
-        thread_ids.append(threading.get_ident())
-        return function()
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
 
+    # A daemon, because an interrupt before `is_waiting` is set leaves it behind.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
     interrupts = 0
-    with ThreadPoolExecutor(1) as executor:
-        future = executor.submit(call)
-        while True:
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if future.done():
-                    raise
-                interrupts += 1
-            if interrupts == 1 and callbacks:
-                # In another thread, because a callback would use the event loop of this one.
-                threading.Thread(target=callbacks[-1], args=(signal.SIGINT,)).start()
-            else:
-                for thread_id in thread_ids:
-                    _raise_in_thread(thread_id, KeyboardInterrupt)
+    while True:
+        try:
+            is_waiting.set()
+            while wait([future], _POLL_S).not_done:
+                pass
+            return future.result()
+        except KeyboardInterrupt:
+            if future.done():
+                raise
+            interrupts += 1
+        if interrupts == 1 and callbacks:
+            # In another thread, because a callback would use the event loop of this one.
+            threading.Thread(target=callbacks[-1], args=(signal.SIGINT,)).start()
+        else:
+            _raise_in_thread(thread, KeyboardInterrupt)
 
 
-def _raise_in_thread(thread_id: int, error: type[BaseException]) -> None:
+def _raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
     """Raises an error in another thread when that next runs Python code."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(error))
+    thread_id = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(error))
