@@ -30,23 +30,12 @@ from branchwise.base import (
     terminal_safe_json,
 )
 from branchwise.pipelines.stages import STAGES, Stage
+from branchwise.runs import set_library_environment
 
 from .entry import raise_on_interrupt
 
 if TYPE_CHECKING:
     from branchwise.runs import Terminal
-
-QUIET_ENVIRONMENT = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TQDM_DISABLE": "1",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-}
-"""Set before any import that might phone home, draw progress bars of a second's work, or take most
-of a GPU's memory (JAX, which bm25s imports where it is installed)."""
 
 OF_A_RUN = frozenset(
     {
@@ -55,9 +44,6 @@ OF_A_RUN = frozenset(
     }
 )
 """Stages that work on an existing run; without its recipe, they would use the default one."""
-DEFAULT_RECIPE = Path("configs/atlas.yaml")
-"""The recipe if neither `--config` nor an existing run gives one."""
-
 
 NEXT = {
     "warm-start": "annotate",
@@ -102,7 +88,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_arguments(parser: argparse.ArgumentParser, stage: Stage) -> None:
     add = parser.add_argument
-    add("--config", type=Path, metavar="FILE", help="default: the run's own, else atlas")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="or a recipe's name; default: the run's own, else atlas",
+    )
     add("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
     add("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
     add("--resume", action="store_true", help="never replace another training's checkpoints")
@@ -174,8 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _reject_undecodable(top, words)
     if words and words[0] not in STAGES and not words[0].startswith("-"):
         top.error(f"no stage is named {words[0]!r}{did_you_mean(words[0], STAGES)}")
-    for name, value in QUIET_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    set_library_environment(progress_bars=False)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     options = top.parse_args(words)
     if options.stage is None:
@@ -291,12 +281,14 @@ def recipe_file(options: argparse.Namespace) -> Path:
     """Returns the recipe that was named, else the study's, else the run's own, else the default.
 
     Raises:
-        ConfigError: If a stage that needs a run names a missing one.
+        ConfigError: If there is no recipe of the given name, or a stage that needs a run names a
+            missing one.
     """
     from branchwise.base import ConfigError
+    from branchwise.runs import DEFAULT_RECIPE, recipe_path
 
     if options.config is not None:
-        return Path(options.config)
+        return recipe_path(options.config)
     candidates = []
     if options.stage == "study":
         from branchwise.pipelines.study.stage import recipe_of

@@ -66,6 +66,7 @@ from .inputs import check_not_fewer as check_not_fewer
 from .inputs import model_digest as model_digest
 from .inputs import noted_model_digests as noted_model_digests
 from .inputs import questions_digest as questions_digest
+from .libraries import set_library_environment as set_library_environment
 from .preflight import Check as Check
 from .preflight import cannot_serve_trained_reason as cannot_serve_trained_reason
 from .preflight import data_files as data_files
@@ -92,8 +93,11 @@ from .question_set import evaluation_identity as evaluation_identity
 from .question_set import set_name as set_name
 from .recipe import Recipe as Recipe
 from .recipe import identity as identity
+from .recipe_file import DEFAULT_RECIPE as DEFAULT_RECIPE
+from .recipe_file import Overrides as Overrides
 from .recipe_file import load_recipe as load_recipe
 from .recipe_file import load_recipe_leniently as load_recipe_leniently
+from .recipe_file import recipe_path as recipe_path
 from .record import LEDGER as LEDGER
 from .record import dump_recipe as dump_recipe
 from .record import flat as flat
@@ -106,6 +110,7 @@ from .reply_faults import empty_reply_advice as empty_reply_advice
 from .stage import BAD_INPUT as BAD_INPUT
 from .stage import DONE as DONE
 from .stage import FAILED as FAILED
+from .stage import INTERRUPTED as INTERRUPTED
 from .stage import LIMIT_REACHED as LIMIT_REACHED
 from .stage import TOO_MANY_FAILURES as TOO_MANY_FAILURES
 from .stage import ByType as ByType
@@ -114,10 +119,12 @@ from .stage import Label as Label
 from .stage import ModelName as ModelName
 from .stage import StageContext as StageContext
 from .stage import StageResult as StageResult
+from .stage import call_outside_loop as call_outside_loop
 from .stage import checked_name as checked_name
 from .stage import failure_code as failure_code
 from .stage import listed as listed
 from .stage import on_stop_signal as on_stop_signal
+from .stored_run import StoredRun as StoredRun
 from .studies.journal import Event as Event
 from .studies.journal import command_key as command_key
 from .studies.output import svg as svg

@@ -4,7 +4,8 @@ Applies `--set`, and reports all mistakes at once, each with its line and the ne
 Files of questions and passages may be relative to the recipe's folder.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,38 @@ RECIPE_BYTES = 256 << 10
 """Largest size of a recipe; a file with all settings and comments has a twentieth of it."""
 _SHOWN = 200
 """Characters of a wrong value that a message repeats."""
+SHIPPED_RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+"""Folder of the recipes that can be named without a path."""
+DEFAULT_RECIPE = SHIPPED_RECIPES / "atlas.yaml"
+"""The recipe if neither a file, nor a name, nor an existing run gives one."""
+
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Changes of settings: the texts of `--set a.b=value`, or values by dotted name."""
+_Key = tuple[str, ...]
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe and applies `--set a.b=value` overrides.
+def recipe_path(name_or_path: str | Path) -> Path:
+    """Returns the path of a recipe: a file, or else the shipped recipe of this name.
+
+    Raises:
+        ConfigError: If it is a bare name, but neither a file nor a shipped recipe.
+    """
+    path = Path(name_or_path)
+    is_bare = path.name == str(path) and not path.suffix
+    if not is_bare or (os.access(path, os.F_OK) and not path.is_dir()):
+        return path
+    shipped = {file.stem: file for file in SHIPPED_RECIPES.glob("*.yaml")}
+    if path.name in shipped:
+        return shipped[path.name]
+    name = terminal_safe(path.name)
+    raise ConfigError(
+        f"{name}: no such recipe file, and no shipped recipe has this name"
+        f"{did_you_mean(path.name, shipped)}"
+    )
+
+
+def load_recipe(path: Path, overrides: Overrides = ()) -> Recipe:
+    """Reads a recipe and applies overrides.
 
     Raises:
         ConfigError: With every mistake, its file and line, and advice.
@@ -52,7 +81,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
-def load_recipe_leniently(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe_leniently(path: Path, overrides: Overrides = ()) -> Recipe:
     """Reads a recipe leniently, under any installation; faulty blocks get their defaults.
 
     Raises:
@@ -61,7 +90,7 @@ def load_recipe_leniently(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return _read(path, overrides)[0]
 
 
-def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[str]]:
+def _read(path: Path, overrides: Overrides) -> tuple[Recipe, list[str], set[str]]:
     document = parse_yaml(_text_of(path), str(path))
     values = document.value
     if not isinstance(values, dict):
@@ -71,11 +100,11 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[
     ]
     _resolve_data_files(path, values)
     before = dict(values)
-    problems += [p for p in (_override(values, item) for item in overrides) if p]
-    set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
-    drop_settings_of_former_names(values, before, set_here)
+    overridden, rejected = _override(values, overrides)
+    drop_settings_of_former_names(values, before, overridden)
     recipe, faults = _validated(values)
-    problems += [_explain(path, document.lines, values, set_here, fault) for fault in faults]
+    problems += rejected
+    problems += [_explain(path, document.lines, values, overridden, fault) for fault in faults]
     return recipe, problems, {str(fault["loc"][0]) for fault in faults}
 
 
@@ -165,22 +194,48 @@ def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
     return Recipe.model_validate({"name": "unnamed", **sound}), faults
 
 
-def _override(values: dict[str, Any], item: str) -> str | None:
-    """Applies one `a.b=value` in place; returns an error message or None."""
-    key, equals, raw = item.partition("=")
-    if not equals or not key:
-        return f"--set {redacted_setting(item)}: write it as --set section.key=value"
-    try:
-        value = parse_yaml(raw, "value").value
-    except ConfigError as error:
-        if redacted_setting(item) != item:
-            return f"--set {redacted_setting(item)}: cannot parse the value; quote it"
-        return f"--set {key}: cannot parse the value ({error}); quote it"
+def _override(values: dict[str, Any], overrides: Overrides) -> tuple[dict[_Key, str], list[str]]:
+    """Applies overrides in place, in their order.
+
+    Returns:
+        How messages name each overridden setting, and messages about overrides that are not valid.
+    """
+    places: dict[_Key, str] = {}
+    problems: list[str] = []
+    if isinstance(overrides, Mapping):
+        changes = [(key, f"override {key}", value) for key, value in overrides.items()]
+    else:
+        changes = list(_parsed(overrides, problems))
+    for key, place, value in changes:
+        places[tuple(key.split("."))] = place
+        plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+        problems += filter(None, [_set(values, key, place, plain)])
+    return places, problems
+
+
+def _parsed(items: Sequence[str], problems: list[str]) -> Iterator[tuple[str, str, Any]]:
+    """Yields the key, place and value of every `a.b=value`; adds messages about the others."""
+    for item in items:
+        key, equals, raw = item.partition("=")
+        shown = redacted_setting(item)
+        if not equals or not key:
+            problems.append(f"--set {shown}: write it as --set section.key=value")
+            continue
+        try:
+            yield key, f"--set {key}", parse_yaml(raw, "value").value
+        except ConfigError as error:
+            is_secret = shown != item
+            place, reason = (shown, "") if is_secret else (key, f" ({error})")
+            problems.append(f"--set {place}: cannot parse the value{reason}; quote it")
+
+
+def _set(values: dict[str, Any], key: str, place: str, value: Any) -> str | None:
+    """Sets one value in place; returns an error message or None."""
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)
         if inner is not None and not isinstance(inner, dict):
-            return f"--set {key}: `{section}` is one value in the recipe, not a block of settings"
+            return f"{place}: `{section}` is one value in the recipe, not a block of settings"
         values[section] = inner = dict(inner or {})
         values = inner
     values[last] = value
@@ -191,15 +246,15 @@ def _explain(
     path: Path,
     lines: dict[tuple[str, ...], int],
     values: dict[str, Any],
-    set_here: set[tuple[str, ...]],
+    overridden: Mapping[_Key, str],
     error: dict[str, Any],
 ) -> str:
     location = tuple(str(part) for part in error["loc"])
     known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
     place = f"{path}:{lines[known]}" if known else str(path)
-    overriding = [k for k in set_here if location[: len(k)] == k or k[: len(location)] == location]
-    if overriding:
-        place = f"--set {'.'.join(min(overriding))}"
+    keys = [k for k in overridden if location[: len(k)] == k or k[: len(location)] == location]
+    if keys:
+        place = overridden[min(keys)]
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
         hint = did_you_mean(location[-1], _valid_keys(location[:-1], values), cutoff=0.5)

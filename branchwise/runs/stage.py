@@ -1,16 +1,22 @@
 """The context, the limits and the result of a stage."""
 
 import asyncio
+import ctypes
 import os
 import re
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+
+from rich.console import RenderableType
 
 from branchwise.base import BudgetExceeded, ConfigError, Log, terminal_safe
 from branchwise.storage import Totals
@@ -29,6 +35,7 @@ ByType = Annotated[bool, "also print rows by question type"]
 """Options of several stages: a type, and its text in `--help`."""
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def checked_name(name: str) -> str:
@@ -77,10 +84,18 @@ class StageContext:
 
 @dataclass(frozen=True)
 class StageResult:
-    """Totals of a stage (the `--json` line) and its exit code."""
+    """Result of a stage.
+
+    Attributes:
+        totals: Totals, as `--json` prints them.
+        reason: Reason that the stage ended early; None if it did not, or logged the reasons.
+        table: Main table that the stage printed, if it has one.
+    """
 
     totals: dict[str, Any]
     exit_code: int = DONE
+    reason: str | None = None
+    table: RenderableType | None = None
 
 
 def listed(counts: Mapping[str, int]) -> str:
@@ -269,9 +284,29 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that stop a stage; Slurm and SGE send SIGUSR1 before a job's time is over."""
 
 
+_POLL_S = 0.2
+"""Seconds until a thread that waits notices a signal that the system gave to another thread."""
+
+StopCallback = Callable[[int], object]
+_STOP_CALLBACKS: ContextVar[list[StopCallback]] = ContextVar("stop_callbacks")
+"""Callbacks of `on_stop_signal` in a thread of `call_outside_loop`, the latest last."""
+
+
 @contextmanager
-def on_stop_signal(take: Callable[[int], object]) -> Iterator[None]:
-    """Calls `take` for every stop signal until the block ends."""
+def on_stop_signal(take: StopCallback) -> Iterator[None]:
+    """Calls `take` for every stop signal until the block ends.
+
+    Python handles signals in its main thread only. In a thread of `call_outside_loop`, an interrupt
+    of the main thread has the effect of a signal; in other threads, nothing has.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        callbacks = _STOP_CALLBACKS.get([])
+        callbacks.append(take)
+        try:
+            yield
+        finally:
+            callbacks.remove(take)
+        return
     terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
 
     def handle(signum: int, frame: object) -> None:
@@ -291,3 +326,52 @@ def on_stop_signal(take: Callable[[int], object]) -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def call_outside_loop(function: Callable[[], Result]) -> Result:
+    """Calls a function that uses `asyncio.run`; in a new thread if this one runs an event loop.
+
+    A notebook runs one. A KeyboardInterrupt while this thread waits has the effect of Ctrl-C in a
+    terminal: the first one is a stop signal, and later ones abort the function.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return function()
+    callbacks: list[StopCallback] = []
+    future: Future[Result] = Future()
+    is_waiting = threading.Event()
+
+    def work() -> None:
+        is_waiting.wait()
+        _STOP_CALLBACKS.set(callbacks)
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # A daemon, because an interrupt before `is_waiting` is set leaves it behind.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    interrupts = 0
+    while True:
+        try:
+            is_waiting.set()
+            while wait([future], _POLL_S).not_done:
+                pass
+            return future.result()
+        except KeyboardInterrupt:
+            if future.done():
+                raise
+            interrupts += 1
+        if interrupts == 1 and callbacks:
+            # In another thread, because a callback would use the event loop of this one.
+            threading.Thread(target=callbacks[-1], args=(signal.SIGINT,)).start()
+        else:
+            _raise_in_thread(thread, KeyboardInterrupt)
+
+
+def _raise_in_thread(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raises an error in another thread when that next runs Python code."""
+    thread_id = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(error))

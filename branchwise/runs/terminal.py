@@ -26,7 +26,16 @@ class Terminal(Console):
     def __init__(self, file: IO[str] | None = None, *, stderr: bool = False) -> None:
         """Prints to `file`; without one, to standard output or standard error."""
         stream = file or bare(sys.stderr if stderr else sys.stdout)
-        super().__init__(file=stream, markup=False, emoji=False, highlight=False)
+        # Notebooks set FORCE_COLOR, and Rich would print a box of HTML per line there.
+        is_terminal = False if "ipykernel" in sys.modules else None
+        super().__init__(
+            file=stream,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            force_terminal=is_terminal,
+            force_jupyter=False,
+        )
         if not self.is_terminal:
             self.width = PIPED_WIDTH
 

@@ -40,3 +40,6 @@ from .views import canned_queries as canned_queries
 from .views import connect as connect
 from .views import query as query
 from .views import rows_of as rows_of
+from .views import sql_table as sql_table
+from .views import tree_graph as tree_graph
+from .views import view_table as view_table

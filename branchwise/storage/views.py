@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from branchwise.base import ConfigError, StorageError
@@ -24,6 +26,8 @@ from .schemas import SCHEMAS
 
 if TYPE_CHECKING:
     import networkx
+
+Result = TypeVar("Result")
 
 VIEWS = ("pairs", "trees", "questions", "failures", "predictions", "difficulty", "survival")
 """Names of the views: those of the tables (docs/tables.md)."""
@@ -92,21 +96,56 @@ def run_sql(run: Path, sql: str) -> QueryResult:
     return QueryResult(parts[0].columns, tuple(chain.from_iterable(part.rows for part in parts)))
 
 
+def view_table(run: Path, view: str, label: str | None = None) -> pa.Table:
+    """Returns all rows of a view (see `connect`), with the column types of its table.
+
+    Raises:
+        StorageError: If the run's manifest or a part cannot be read, or a part was changed.
+    """
+    try:
+        return _parts(run, load_manifest(run), view, label).to_table()
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(
+            f"{run}: a part of {view} cannot be read ({error}). {DAMAGED}"
+        ) from error
+
+
+def sql_table(run: Path, sql: str, label: str | None = None) -> pa.Table:
+    """Runs one query on a run's views and returns the result as an Arrow table.
+
+    Raises as `run_sql`.
+    """
+    with connect(run, label) as connection, _query_errors(run):
+        result: pa.Table = _not_empty(connection.sql(sql)).to_arrow_table()
+    return result.rename_columns(list(_numbered(result.column_names)))
+
+
 def query(connection: duckdb.DuckDBPyConnection, run: Path, sql: str) -> Iterator[QueryResult]:
     """Runs one query on an open connection to the run's views. Raises as `run_sql`.
 
     Yields:
         Parts of the result, each of at most `PART_ROWS` rows. At least one, which may be empty.
     """
-    try:
-        cursor = connection.execute(sql)
-        if cursor is None:  # despite the stubs: only comments or semicolons
-            raise ConfigError(f"SQL: the query is empty. {_RULES}")
+    with _query_errors(run):
+        cursor = _not_empty(connection.execute(sql))
         columns = _numbered(column[0] for column in cursor.description or ())
         rows = cursor.fetchmany(PART_ROWS) if columns else []
         yield QueryResult(columns, tuple(rows))
         while rows and (rows := cursor.fetchmany(PART_ROWS)):
             yield QueryResult(columns, tuple(rows))
+
+
+def _not_empty(result: Result | None) -> Result:
+    if result is None:  # despite the stubs: only comments or semicolons
+        raise ConfigError(f"SQL: the query is empty. {_RULES}")
+    return result
+
+
+@contextmanager
+def _query_errors(run: Path) -> Iterator[None]:
+    """Raises errors of DuckDB as ours."""
+    try:
+        yield
     # Arrow could not read, or DuckDB's message quotes bytes that are not UTF-8.
     except (duckdb.InvalidInputException, UnicodeDecodeError) as error:
         if problems := verify_manifest(run):
@@ -129,10 +168,13 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str, *values: str) -> li
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def tree_graph(run: Path, question_id: str) -> "networkx.DiGraph[Any]":
+def tree_graph(run: Path, question_id: str, label: str | None = None) -> "networkx.DiGraph[Any]":
     """Returns the tree of a question, with edges from parents to children.
 
     Nodes are the `node_id`s (root 0); their attributes are the columns of `trees` (docs/tables.md).
+
+    Args:
+        label: Name of a relabelling, whose labels the nodes then have.
 
     Raises:
         ConfigError: If the run has no such tree.
@@ -140,7 +182,7 @@ def tree_graph(run: Path, question_id: str) -> "networkx.DiGraph[Any]":
     """
     import networkx
 
-    with connect(run) as connection:
+    with connect(run, label) as connection:
         sql = "SELECT * FROM trees WHERE question_id = ? ORDER BY node_id"
         rows = rows_of(connection, sql, question_id)
     if not rows:

@@ -198,13 +198,14 @@ async def _grow(
     _log_totals(context, recipe, totals, spent, caveats)
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-        return StageResult(totals, gate.exit_code)
+        return StageResult(totals, gate.exit_code, gate.reason)
     if not_stored := progress.total - progress.done:
-        context.log(
+        reason = (
             f"{not_stored} questions need calls that the ledger does not have: run `branchwise "
             "annotate` without --replay"
         )
-        return StageResult(totals, LIMIT_REACHED)
+        context.log(reason)
+        return StageResult(totals, LIMIT_REACHED, reason)
     counts = totals["counts"].items()
     failed = Counter({k.partition(": ")[2]: n for k, n in counts if k.startswith(FAILED)})
     messages = read_parts(run.folder, "failures", ["detail"])["detail"].to_pylist()

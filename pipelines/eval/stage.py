@@ -17,6 +17,8 @@ from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
 
+from rich.console import RenderableType
+
 from branchwise.agent import protocol_of
 from branchwise.analysis import EVERYTHING, compare, render_markdown, render_table
 from branchwise.base import atomic_write_json, atomic_write_text, digest_of
@@ -112,11 +114,9 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
             for policy, answered in judged.items():
                 _write(run, policy, name, answered)
             done = judged
-        totals = {
-            **_report(context, run, name, done, by_type=by_type),
-            **log_costs(context, ledger),
-        }
-    return StageResult(totals, _exit_code(context, done))
+        totals, table = _report(context, run, name, done, by_type=by_type)
+        totals |= log_costs(context, ledger)
+    return StageResult(totals, _exit_code(context, done), table=table)
 
 
 def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -> CostEstimate:
@@ -143,7 +143,8 @@ def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:
     """Logs why the stage stopped; answers of the policies in `policies` are kept."""
     context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-    return StageResult({"policies": policies, **log_costs(context, ledger)}, gate.exit_code)
+    totals = {"policies": policies, **log_costs(context, ledger)}
+    return StageResult(totals, gate.exit_code, gate.reason)
 
 
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
@@ -158,14 +159,16 @@ def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
 
 def _report(
     context: StageContext, run: Run, name: str, done: dict[str, Evaluated], *, by_type: bool
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], RenderableType]:
+    """Prints and writes the comparison; returns its totals and the printed table."""
     comparison = compare(
         {policy: answered.predictions for policy, answered in done.items()},
         {policy: answered.unanswered for policy, answered in done.items()},
         references=context.recipe.evaluation.baselines,
         seed=run.recipe.seed,
     )
-    context.console.print(render_table(comparison, by_type=by_type))
+    table = render_table(comparison, by_type=by_type)
+    context.console.print(table)
     for first, second in _with_equal_answers(done):
         context.log(
             f"note: {first} and {second} take the same steps in every question: they are the same "
@@ -184,7 +187,7 @@ def _report(
     has_more = any(row.stratum != EVERYTHING for row in comparison.rows) and not by_type
     more = ", also by type, hops and guessability" if has_more else ""
     context.log(f"wrote {run.folder / 'eval' / name}.md{more}")
-    return {"set": name, "policies": rows}
+    return {"set": name, "policies": rows}, table
 
 
 def _with_equal_answers(done: dict[str, Evaluated]) -> Iterator[tuple[str, str]]:

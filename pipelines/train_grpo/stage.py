@@ -142,7 +142,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                     adapter = training.target / "adapter"
         except BudgetExceeded:
             context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-            return StageResult(spending(ledger.totals()), gate.exit_code)
+            return StageResult(spending(ledger.totals()), gate.exit_code, gate.reason)
         totals = log_costs(context, ledger)
     return StageResult({"model": str(target), **report.totals(), **totals})
 

@@ -25,15 +25,21 @@ def test_a_run_resumes_with_its_own_recipe(
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     assert branchwise("annotate", "--config", config, "--run", run) == 0
     made = len(endpoint.requests)
-    # With the default recipe, a stage would exit 2: its model is not here.
+    # A stage that used the default recipe would exit 2, because its settings are others.
     assert branchwise("annotate", "--run", run) == 0
     assert branchwise("relabel", "--run", run, "--set", "rewards.alpha=0.5") == 0
     assert branchwise("inspect", "--run", run) == 0
     assert len(endpoint.requests) == made
     assert branchwise("annotate", "--run", run, "--set", "mcts.c=9") == 2
     assert "mcts.c: was 1.4, now 9" in capsys.readouterr().out
-    assert branchwise("annotate", "--run", tmp_path / "new", "--set", "data.cities=2000") == 2
-    assert "models/smollm2-135m-atlas" in capsys.readouterr().out
+
+
+def test_recipes_have_names_that_work_in_any_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    for config in ((), ("--config", "atlas")):
+        assert branchwise("schedule", *config) == 2
+        assert "`spre`" in capsys.readouterr().out
+    assert branchwise("schedule", "--config", "evo-rag-papr") == 2
+    assert "did you mean `evo-rag-paper`?" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stage", ["index", "annotate", "all"])

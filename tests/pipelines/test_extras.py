@@ -18,14 +18,9 @@ DENSE, SPARSE = ("name: x\nretrieval:\n  kind: dense\n", "name: x\n")
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name, text in (
-        ("configs/atlas.yaml", SPARSE),
-        ("dense.yaml", DENSE),
-        ("bm25.yaml", SPARSE),
-    ):
-        file = tmp_path / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
+    (tmp_path / "configs").mkdir()
+    for name, text in (("dense.yaml", DENSE), ("bm25.yaml", SPARSE)):
+        (tmp_path / name).write_text(text)
     for run, text in (("dense-run", DENSE), ("bm25-run", SPARSE)):
         (tmp_path / run).mkdir()
         (tmp_path / run / "config.yaml").write_text(text)
@@ -47,6 +42,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("study --name=../dense --run=bm25-run", True),
         ("study --name=" + "x" * 5000, False),
         ("annotate --config=nowhere.yaml", False),
+        ("annotate --config=search-r1 --set retrieval.kind=dense", True),
+        ("annotate --config=no-recipe", False),
         ("no-stage --config=dense.yaml", False),
         ("import-pairs --config=dense.yaml", False),
         ("", False),
@@ -65,7 +62,7 @@ def test_extras_are_those_of_the_recipe_that_the_stage_uses(
     [
         ("--set retrieval.kind=fusion", True),
         ("--limit 20 --set 'retrieval.kind=dense' --set mcts.c=2", True),
-        ("--set rewards.scheme=evo-rag", True),
+        ("--config bm25.yaml --set rewards.scheme=evo-rag", True),
         ("--set retrieval.kind=dense | tee log 2>&1", True),
         ("--config dense.yaml", True),
         ("--limit 20 # --set retrieval.kind=dense", False),

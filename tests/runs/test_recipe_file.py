@@ -9,7 +9,7 @@ from branchwise.mcts import ChainSettings, TreeSettings
 from branchwise.rewards.settings import EvoRagSettings
 from branchwise.runs.factories import engine_for
 from branchwise.runs.recipe import Recipe
-from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.recipe_file import load_recipe, recipe_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVO = "name: x\nrewards: {scheme: evo-rag}\nagent: {protocol: evo-rag}"
@@ -315,6 +315,40 @@ def test_errors_in_overrides_name_the_override(tmp_path: Path) -> None:
     assert "--set data..limit" in problems(tmp_path, "name: x\ndata: {}\n", "data..limit=3")
     typo = problems(tmp_path, "name: x\npolicy: typo\n", "policy.temperature=0.5")
     assert "`policy` is one value in the recipe" in typo
+
+
+def test_overrides_as_values_equal_those_as_text(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: x\nseed: 0\n")
+    model, lr = tmp_path / "model", 1e-5
+    by_value = {"policy.model": model, "training.dpo.lr": lr, "evaluation.baselines": ("majority",)}
+    as_text = [
+        f"policy.model={model}",
+        "training.dpo.lr=0.00001",
+        "evaluation.baselines=[majority]",
+    ]
+    assert load_recipe(recipe, by_value) == load_recipe(recipe, as_text)
+    with pytest.raises(ConfigError) as raised:
+        load_recipe(recipe, {"seed.x": 1, "mcts.iteratons": 5})
+    assert "override seed.x: `seed` is one value" in str(raised.value)
+    assert "override mcts.iteratons: `mcts.iteratons` is not a setting; did you mean" in str(
+        raised.value
+    )
+
+
+def test_a_file_has_precedence_over_a_shipped_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = recipe_path("atlas")
+    assert load_recipe(shipped).name == "atlas"
+    (tmp_path / "atlas").mkdir()
+    assert recipe_path("atlas") == shipped
+    (tmp_path / "musique").write_text("name: x\n")
+    assert load_recipe(recipe_path("musique")).name == "x"
+    assert recipe_path("none/atlas") == Path("none/atlas")
+    with pytest.raises(ConfigError, match="did you mean `hotpotqa`"):
+        recipe_path("hotpot-qa")
 
 
 def test_questions_in_flight_depend_on_the_engine_unless_set() -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import sys
+from types import ModuleType
 
 import pytest
 from rich.panel import Panel
@@ -73,3 +75,17 @@ def test_json_totals_are_one_line_of_printable_ascii() -> None:
     assert line.isascii()
     assert line.isprintable()
     assert json.loads(line) == {"\x7f\x1b": "日\n\u202e\x85"}
+
+
+def test_a_notebook_gets_plain_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel does
+    console = Terminal()
+    assert not console.is_terminal
+    console.print(a_table(Text("cell", style="bold red")))
+    console.print_line("line")
+    printed_text = capsys.readouterr().out
+    assert "cell" in printed_text and printed_text.endswith("line\n")
+    assert "\x1b" not in printed_text
