@@ -15,5 +15,12 @@ from .api import warm_start as warm_start
 from .base import BranchwiseError as BranchwiseError
 from .base import BudgetExceeded as BudgetExceeded
 from .base import ConfigError as ConfigError
+from .extensions import baseline as baseline
+from .extensions import document_reader as document_reader
+from .extensions import protocol as protocol
+from .extensions import reader as reader
+from .extensions import retriever as retriever
+from .extensions import reward as reward
+from .extensions import walk as walk
 from .runs import Recipe as Recipe
 from .runs import StoredRun as StoredRun

@@ -27,6 +27,7 @@ from .segments import outside as outside
 from .segments import policy_text as policy_text
 from .segments import section as section
 from .settings import AgentSettings as AgentSettings
+from .settings import ConstrainedSettings as ConstrainedSettings
 from .state import ACTIONS as ACTIONS
 from .state import INVALID as INVALID
 from .state import TERMINAL as TERMINAL
@@ -37,4 +38,6 @@ from .state import is_end as is_end
 from .state import is_search as is_search
 from .tags import content_of as content_of
 from .tags import fenced as fenced
+from .tags import parse_tag as parse_tag
+from .tags import tag_structure as tag_structure
 from .tags import without_tags as without_tags

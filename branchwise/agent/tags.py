@@ -1,6 +1,7 @@
 """Tags in a policy's text, and fences around text that it reads."""
 
 import re
+from functools import cache
 from itertools import islice
 
 from branchwise.engines import Structure
@@ -12,13 +13,17 @@ MAX_CONTENT_CHARS = 300
 CONTENT = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
 """Regular expression for the content of a tag in structured decoding."""
 
-_TAG = re.compile(r"<(/?)(query|evidence|answer)>")
+
+@cache
+def _tag_pattern(allowed: tuple[str, ...]) -> re.Pattern[str]:
+    kinds = dict.fromkeys(("query", "evidence", "answer", *allowed))
+    return re.compile(f"<(/?)({'|'.join(map(re.escape, kinds))})>")
 
 
 def parse_tag(text: str, allowed: tuple[str, ...]) -> Action:
     """Reads exactly one well-formed tag of an allowed kind; its content must not be empty."""
     # Read tag by tag: a regex for a whole pair takes hours over a megabyte of opened tags.
-    tags = list(islice(_TAG.finditer(text), 3))
+    tags = list(islice(_tag_pattern(allowed).finditer(text), 3))
     if [tag[1] for tag in tags] != ["", "/"] or tags[0][2] != tags[1][2]:
         return Action.invalid("not one tag, opened and closed")
     kind, content = tags[0][2], text[tags[0].end() : tags[1].start()].strip()

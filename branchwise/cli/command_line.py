@@ -96,6 +96,8 @@ def _add_arguments(parser: argparse.ArgumentParser, stage: Stage) -> None:
     )
     add("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
     add("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
+    add("--plugin", action="append", default=[], metavar="MODULE", dest="plugins",
+        help="module or file.py that registers protocols, rewards, …")  # fmt: skip
     add("--resume", action="store_true", help="never replace another training's checkpoints")
     add("--json", action="store_true", help="totals as JSON on the last line")
     parser.set_defaults(dry_run=False, limit=None, history=None)
@@ -215,12 +217,13 @@ def run_stage(options: argparse.Namespace) -> int:
 
 def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
     from branchwise.base import ConfigError, reject_special_files
-    from branchwise.runs import StageContext, load_recipe
+    from branchwise.runs import StageContext, load_plugins, load_recipe
 
     if options.history is not None and not options.dry_run:
         raise ConfigError("--history: only a dry run uses it. Add --dry-run, or remove it")
     for named in filter(None, (options.run, options.history)):
         reject_special_files(named)  # before anything in it is read
+    load_plugins(options.plugins)
     recipe = load_recipe(recipe_file(options), options.overrides)
     call = StageContext(
         recipe=recipe,

@@ -21,7 +21,7 @@ from io import StringIO
 
 from branchwise.base import ConfigError
 from branchwise.pipelines.stages import STAGES
-from branchwise.runs import extras_of, load_recipe_leniently
+from branchwise.runs import extras_of, load_plugins, load_recipe_leniently
 
 from .command_line import parser, recipe_file
 
@@ -37,6 +37,7 @@ def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, .
             options = parser().parse_known_args([*given, *_words(shell_words)])[0]
             if options.stage is None:
                 return ()
+            load_plugins(options.plugins)
             return extras_of(load_recipe_leniently(recipe_file(options), options.overrides))
         except (ConfigError, SystemExit):
             return ()

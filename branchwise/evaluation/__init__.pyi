@@ -6,6 +6,7 @@ from .answering import Begin as Begin
 from .answering import Evaluated as Evaluated
 from .answering import askable as askable
 from .baselines import BASELINES as BASELINES
+from .baselines import Baseline as Baseline
 from .baselines import Material as Material
 from .baselines import register_baseline as register_baseline
 from .prediction_scoring import score_failure as score_failure

@@ -1,4 +1,5 @@
 from .answers import CLOSED_ANSWERS as CLOSED_ANSWERS
+from .answers import exact_match as exact_match
 from .answers import guessable as guessable
 from .answers import is_ambiguous as is_ambiguous
 from .answers import normalise as normalise

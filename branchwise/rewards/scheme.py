@@ -4,15 +4,17 @@ A scheme is built from a recipe, which names it in `rewards: {scheme: …}`.
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import ClassVar, Protocol, TypeVar
 
 from branchwise.agent import AgentProtocol, AgentSettings, State
 from branchwise.base import Registry
 from branchwise.engines import Engine, JudgeSettings
 from branchwise.mcts import SearchSettings, TreeSettings
-from branchwise.types import Question, Rollout, TreeNode
+from branchwise.types import NO_PARENT, Component, Question, Rollout, TreeNode
 
 from .labels import Label
 from .outcome import Outcome, Verdicts
@@ -127,9 +129,10 @@ class RewardScheme(ABC):
         """Returns digests of everything outside the recipe that affects rewards."""
         return {}
 
-    @abstractmethod
     def describe(self) -> str:
-        """Describes the labels for the dataset card, in one line."""
+        """Describes the labels for the dataset card, in one line: name and changed settings."""
+        changed = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"scheme"})
+        return ", ".join([f"`{self.name}`", *(f"`{k}: {v}`" for k, v in changed.items())])
 
     @abstractmethod
     def outcome(self, state: State, question: Question) -> Outcome:
@@ -143,11 +146,23 @@ class RewardScheme(ABC):
         """Turns a judge's score of a state, in [0, 1], into a value for the search."""
         return score
 
-    @abstractmethod
     def labels(
         self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
     ) -> list[Label]:
-        """Labels a stored tree: one label per node, in order of `node_id`."""
+        """Labels a stored tree: one label per node, in order of `node_id`.
+
+        By default, a step is worth the mean outcome of the final states below it.
+        """
+        below: dict[int, list[Outcome]] = defaultdict(list)
+        # Children have larger ids than their parents.
+        for node, state in sorted(
+            zip(nodes, states, strict=True), key=lambda pair: -pair[0].node_id
+        ):
+            if node.terminal:
+                below[node.node_id].append(self.outcome(state, question))
+            if node.parent_id != NO_PARENT:
+                below[node.parent_id] += below[node.node_id]
+        return [_label(node, below[node.node_id]) for node in nodes]
 
     @classmethod
     def verdicts(cls, question: Question, protocol: AgentProtocol, state: State) -> Verdicts | None:
@@ -164,6 +179,23 @@ class RewardScheme(ABC):
     def weights(self, t: int) -> Mapping[str, float]:
         """Returns the weights of the components at policy call `t`; empty unless `learnable`."""
         return {}
+
+
+def _label(node: TreeNode, outcomes: Sequence[Outcome]) -> Label:
+    totals = [outcome.total for outcome in outcomes if outcome.total is not None]
+    if not totals or node.action == "invalid" or node.parent_id == NO_PARENT:
+        return Label(None, len(totals))
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.components)
+    components = tuple(
+        Component(name=name, value=_mean([o.components.get(name) for o in outcomes]))
+        for name in names
+    )
+    return Label(fmean(totals), len(totals), components)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 S = TypeVar("S", bound=RewardScheme)

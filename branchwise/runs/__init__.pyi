@@ -67,6 +67,7 @@ from .inputs import model_digest as model_digest
 from .inputs import noted_model_digests as noted_model_digests
 from .inputs import questions_digest as questions_digest
 from .libraries import set_library_environment as set_library_environment
+from .plugins import load_plugins as load_plugins
 from .preflight import Check as Check
 from .preflight import cannot_serve_trained_reason as cannot_serve_trained_reason
 from .preflight import data_files as data_files
@@ -92,6 +93,7 @@ from .question_set import evaluation_data as evaluation_data
 from .question_set import evaluation_identity as evaluation_identity
 from .question_set import set_name as set_name
 from .recipe import Recipe as Recipe
+from .recipe import agent_with_protocol as agent_with_protocol
 from .recipe import identity as identity
 from .recipe_file import DEFAULT_RECIPE as DEFAULT_RECIPE
 from .recipe_file import Overrides as Overrides

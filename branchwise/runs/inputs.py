@@ -20,6 +20,7 @@ from branchwise.weights import policy_digest, policy_files
 
 from .factories import engine_for, open_data
 from .folder import Run, check_same_inputs
+from .plugins import plugin_versions
 from .recipe import Recipe
 from .record import read_record
 
@@ -43,7 +44,7 @@ def annotation_inputs(
         digests["judge_prompts"] = judge_prompt_hash()
     if recipe.active_reward_model is not None:
         digests["reward_model"] = reward_model_digest(Path(recipe.active_reward_model))
-    return digests | recipe.scheme.inputs()
+    return digests | recipe.scheme.inputs() | plugin_versions(recipe)
 
 
 def noted_model_digests(run: Run) -> dict[str, str]:

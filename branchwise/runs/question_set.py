@@ -13,6 +13,7 @@ from branchwise.types import Question
 from branchwise.weights import TRAINING_RECORD
 
 from .inputs import questions_digest
+from .plugins import plugin_versions
 from .recipe import Recipe, identity
 
 
@@ -91,6 +92,7 @@ def answering(recipe: Recipe) -> dict[str, Any]:
         "policy": {name: policy[name] for name in policy if name not in passing},
         "temperature": recipe.evaluation.temperature,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
+        **plugin_versions(recipe),
     }
 
 

@@ -265,7 +265,7 @@ class Recipe(Settings):
         for place, policy in (policies | others).items():
             try:
                 if policy is not None:
-                    agent_of(policy, self.agent)
+                    agent_with_protocol(self.agent, policy.agent)
             except ValidationError as error:
                 faults += [
                     InitErrorDetails(
@@ -361,7 +361,7 @@ class Recipe(Settings):
         temperature = settings.pop("temperature", temperature)
         blocks = {
             "policy": _with_settings(self.policy, settings),
-            "agent": agent_of(policy, self.agent),
+            "agent": agent_with_protocol(self.agent, policy.agent),
             "evaluation": self.evaluation.model_copy(update={"temperature": temperature}),
         }
         return self.model_copy(update=blocks)
@@ -426,16 +426,17 @@ class Recipe(Settings):
         return _hash(content)
 
 
-def agent_of(policy: EvaluatedPolicy, usual: AgentSettings) -> AgentSettings:
-    """Returns the agent settings of an evaluated policy.
+def agent_with_protocol(usual: AgentSettings, changes: Mapping[str, Any]) -> AgentSettings:
+    """Returns agent settings with changes, which may name another protocol.
 
     Args:
-        usual: Those of the recipe. Only settings that both protocols have are inherited.
+        usual: Settings of the recipe. Only those that both protocols have are inherited.
+        changes: Settings of an `agent:` block.
 
     Raises:
-        ValidationError: If the policy's own settings are wrong.
+        ValidationError: If the changes are wrong.
     """
-    kind = AGENT_BLOCK.class_of({"protocol": usual.protocol, **policy.agent})
+    kind = AGENT_BLOCK.class_of({"protocol": usual.protocol, **changes})
     fields = type(usual).model_fields
     shared = {
         name
@@ -443,7 +444,7 @@ def agent_of(policy: EvaluatedPolicy, usual: AgentSettings) -> AgentSettings:
         if name in fields and field.metadata == fields[name].metadata
     }
     inherited = usual.model_dump(include=shared)
-    settings = kind.model_validate({**inherited, **policy.agent})
+    settings = kind.model_validate({**inherited, **changes})
     assert isinstance(settings, AgentSettings)
     return settings
 

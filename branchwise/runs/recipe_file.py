@@ -26,6 +26,7 @@ from branchwise.base import (
 from branchwise.evaluation import EvaluatedPolicy
 
 from .named_blocks import drop_settings_of_former_names
+from .plugins import load_plugins
 from .recipe import Recipe
 from .recipe_checks import find_conflicts
 from .record import CONFIG, PROVENANCE
@@ -91,6 +92,7 @@ def load_recipe_leniently(path: Path, overrides: Overrides = ()) -> Recipe:
 
 
 def _read(path: Path, overrides: Overrides) -> tuple[Recipe, list[str], set[str]]:
+    load_plugins()
     document = parse_yaml(_text_of(path), str(path))
     values = document.value
     if not isinstance(values, dict):

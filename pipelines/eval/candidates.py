@@ -19,6 +19,7 @@ from branchwise.runs import (
     Progress,
     Recipe,
     StageContext,
+    agent_with_protocol,
     answering,
     attempt_each,
     data_settings,
@@ -93,7 +94,9 @@ def baseline_candidates(
         if left_out := len(data.questions) - len(questions):
             log(f"{name}: {left_out} questions left out, {baseline.left_out}")
         deciding = dict(baseline.deciding)
-        agent = reader.agent.model_copy(update={"protocol": "reading"})
+        if origin := BASELINES.origin(name):
+            deciding["baseline_plugin"] = origin
+        agent = agent_with_protocol(reader.agent, {"protocol": "reading"})
         if baseline.asks_model:
             deciding |= _deciding(reader, recipe)
             deciding["prompt_hash"] = protocol_of(agent).prompt_hash

@@ -22,6 +22,7 @@ from typing import Any
 from branchwise.base import BranchwiseError, as_object, atomic_write_text
 
 from ..folder import STUDY
+from ..plugins import named_plugins
 from ..recipe import Recipe
 from ..recipe_file import load_recipe
 from ..record import dump_recipe
@@ -140,6 +141,7 @@ class StudyRunner:
             return finished
         self.executed.append(stage)
         words = (*words, "--config", str(self._recipe_file()))
+        words += tuple(f"--plugin={name}" for name in named_plugins())
         command = shlex.join(("branchwise", *words))
         self.context.log(f"{self.title}: {command}")
         if self.context.dry_run:
