@@ -93,7 +93,6 @@ from .question_set import set_name as set_name
 from .recipe import Recipe as Recipe
 from .recipe import identity as identity
 from .recipe_file import DEFAULT_RECIPE as DEFAULT_RECIPE
-from .recipe_file import Overrides as Overrides
 from .recipe_file import load_recipe as load_recipe
 from .recipe_file import load_recipe_leniently as load_recipe_leniently
 from .recipe_file import recipe_path as recipe_path
