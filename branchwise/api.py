@@ -356,8 +356,7 @@ def _call(name: str, context: StageContext, options: Mapping[str, Any]) -> Stage
     if result.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
     if result.exit_code == LIMIT_REACHED:
-        reason = f"{name}: {result.reason}; call it again to resume"
-        raise LimitReached(reason, _stored_run(context, result))
+        raise LimitReached(f"{name}: {result.reason}", _stored_run(context, result))
     if result.exit_code == TOO_MANY_FAILURES:
         reason = f"{name}: more failures than limits.max_failed_share; see `failures()` of the run"
         raise TooManyFailures(reason, _stored_run(context, result))
