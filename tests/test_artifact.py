@@ -104,7 +104,7 @@ def test_the_wheel_has_all_files_of_the_package_and_no_others(built: Built) -> N
     for part in (
         "py.typed", "types.py", "runs/__init__.pyi", "annotation/__init__.pyi", "mcts/__init__.py",
         "pipelines/all/stage.py", "recipes/atlas.yaml", "sql/overview.sql", "cards/run.md",
-        "rewards/prompts/judge-yes-no.txt", "report/page/report.html", "report/page/report.css",
+        "evaluation/prompts/judge-yes-no.txt", "report/page/report.html", "report/page/report.css",
     ):  # fmt: skip
         assert f"branchwise/{part}" in expected
     packed = {n: text for n, text in built.in_wheel.items() if not n.startswith(ABOUT)}

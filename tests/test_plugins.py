@@ -18,7 +18,9 @@ from branchwise.runs import existing_run, plugins
 from branchwise.storage import read_parts
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
-PYTHON, YAML, COMMANDS = re.findall(r"```(?:python|yaml|)\n(.*?)```", PAGE, re.DOTALL)[:3]
+PYTHON, YAML, COMMANDS = (
+    str(block) for block in re.findall(r"```(?:python|yaml|)\n(.*?)```", PAGE, re.DOTALL)[:3]
+)
 
 
 def quiz(request: dict[str, Any]) -> str:

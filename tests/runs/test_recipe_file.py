@@ -331,7 +331,7 @@ def test_overrides_as_values_equal_those_as_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load_recipe(recipe, {"seed.x": 1, "mcts.iteratons": 5})
     assert "override seed.x: `seed` is one value" in str(raised.value)
-    assert "override mcts.iteratons: `mcts.iteratons` is not a setting; did you mean" in str(
+    assert "override mcts.iteratons: `mcts.iteratons` is not a setting of the kind of" in str(
         raised.value
     )
 
