@@ -96,6 +96,7 @@ from .recipe import Recipe as Recipe
 from .recipe import agent_with_protocol as agent_with_protocol
 from .recipe import identity as identity
 from .recipe_file import DEFAULT_RECIPE as DEFAULT_RECIPE
+from .recipe_file import SHIPPED_RECIPES as SHIPPED_RECIPES
 from .recipe_file import load_recipe as load_recipe
 from .recipe_file import load_recipe_leniently as load_recipe_leniently
 from .recipe_file import recipe_path as recipe_path

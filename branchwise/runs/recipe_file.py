@@ -31,8 +31,6 @@ from .recipe import Recipe
 from .recipe_checks import find_conflicts
 from .record import CONFIG, PROVENANCE
 
-_SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
-"""Recipes of the package. In a checkout, this is `configs/`."""
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
 """Settings whose value messages do not repeat, because users put keys there by mistake."""
 RECIPE_BYTES = 256 << 10
@@ -112,24 +110,11 @@ def _read(path: Path, overrides: Overrides) -> tuple[Recipe, list[str], set[str]
 
 def _text_of(path: Path) -> str:
     try:
-        return _content_of(path).decode("utf-8")
+        return read_named(path, RECIPE_BYTES).decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the recipe: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from error
-
-
-def _content_of(path: Path) -> bytes:
-    """Returns the content of a recipe; a missing `configs/<name>.yaml` is one of the package's.
-
-    An installed wheel has no `configs/` in the current folder.
-    """
-    try:
-        return read_named(path, RECIPE_BYTES)
-    except FileNotFoundError:
-        if path.parent != Path("configs") or not (shipped := _SHIPPED / path.name).is_file():
-            raise
-        return shipped.read_bytes()
 
 
 def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:

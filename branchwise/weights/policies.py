@@ -124,6 +124,10 @@ def is_packaged(base: Path) -> bool:
         return False
 
 
+SHIPPED = "smollm2-135m-"
+"""Start of the names of the starts in `models/` of a checkout."""
+
+
 def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
     """Returns the files of `model`: "packaged", a .gguf file, a policy folder or "hub:owner/name".
 
@@ -154,9 +158,16 @@ def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFile
     if path.suffix == ".gguf" and path.is_file():
         return PolicyFiles(model, path)
     if not path.is_dir():
+        shipped = path.parent == Path("models") and path.name.startswith(SHIPPED)
+        where = (
+            ". The shipped starts are in models/ of a checkout, not in the installed package: run "
+            "in a checkout, or copy the folder"
+            if shipped
+            else ""
+        )
         raise ConfigError(
-            f"model {model!r} does not exist; give {PACKAGED!r}, a .gguf file, a policy folder or "
-            "hub:owner/name"
+            f"model {model!r} does not exist{where}; give {PACKAGED!r}, a .gguf file, a policy "
+            "folder or hub:owner/name"
         )
     return _folder_files(model, path, above, download)
 

@@ -17,6 +17,7 @@ from typing import Annotated
 
 from branchwise.base import ConfigError, RunLock
 from branchwise.runs import (
+    SHIPPED_RECIPES,
     STUDY,
     StageContext,
     StageResult,
@@ -95,7 +96,7 @@ def study(
 def recipe_of(name: str) -> Path:
     """Returns the path of a study's own recipe, if it has one."""
     shared = study_named(name).recipe if name in STUDIES else None
-    return Path("configs") / f"{shared or name}.yaml"
+    return SHIPPED_RECIPES / f"{shared or name}.yaml"
 
 
 def study_named(name: str) -> Study:

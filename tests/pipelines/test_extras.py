@@ -39,7 +39,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("study --name=evo-heads --run=bm25-run", True),
         ("study --name=evo-heads --config=bm25.yaml", False),
         ("study --name=labels --run=dense-run", True),
-        ("study --name=../dense --run=bm25-run", True),
+        ("study --name=../dense --run=bm25-run", False),
         ("study --name=" + "x" * 5000, False),
         ("annotate --config=nowhere.yaml", False),
         ("annotate --config=search-r1 --set retrieval.kind=dense", True),

@@ -26,20 +26,6 @@ def test_every_shipped_recipe_loads(recipe: Path) -> None:
     assert load_recipe(recipe).name == recipe.stem
 
 
-def test_a_shipped_recipe_loads_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = Path("configs/evo-rag.yaml")
-    assert load_recipe(asked).name == "evo-rag"
-    for missing in ("configs/nowhere.yaml", "evo-rag.yaml", "configs/../configs/evo-rag.yaml"):
-        with pytest.raises(ConfigError, match="No such file"):
-            load_recipe(Path(missing))
-    (tmp_path / "configs").mkdir()
-    asked.write_text("name: mine")
-    assert load_recipe(asked).name == "mine", "a file in the current folder has priority"
-
-
 def test_the_evo_rag_recipe_has_our_decisions_instead_of_the_papers() -> None:
     """`paper_constants.yaml` has the settings of evo-rag-paper.yaml."""
     ours = load_recipe(REPOSITORY / "configs" / "evo-rag.yaml")
