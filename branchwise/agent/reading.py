@@ -17,7 +17,7 @@ from .state import Action, State
 from .tags import fenced, parse_tag, tag_structure
 
 
-class ReadingAgentSettings(ConstrainedSettings, OneCallSettings):
+class ReadingAgentSettings(OneCallSettings, ConstrainedSettings):
     """One turn without a search."""
 
     protocol: Literal["reading"] = "reading"

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from branchwise.rewards import SCHEMES, SchemeSettings
+from branchwise.base import named_block
 from branchwise.runs import Recipe, StageContext, StageResult
 
 HEAD = """# Settings
@@ -43,11 +43,13 @@ class Block:
 
     Attributes:
         given: Whether the block is present if a recipe does not name it.
+        name: Kind and name that decide which settings the block has, such as "protocol `arena`".
     """
 
     names: tuple[str, ...]
     defaults: BaseModel
     given: bool = True
+    name: str = ""
 
     @property
     def values(self) -> dict[str, FieldInfo]:
@@ -77,7 +79,9 @@ def blocks() -> list[Block]:
     for block in _walk(Block(("",), Recipe(name="run"))):
         for place, other in enumerate(listed):
             if (type(other.defaults), other.defaults) == (type(block.defaults), block.defaults):
-                listed[place] = replace(other, names=(*other.names, *block.names))
+                listed[place] = replace(
+                    other, names=tuple(dict.fromkeys((*other.names, *block.names)))
+                )
                 break
         else:
             listed.append(block)
@@ -89,9 +93,14 @@ def _walk(block: Block) -> Iterator[Block]:
     for name, field in type(block.defaults).model_fields.items():
         kind, value = _settings_class(field), getattr(block.defaults, name)
         at = f"{block.names[0]}.{name}".lstrip(".")
-        if isinstance(value, SchemeSettings):
-            schemes = (scheme.settings_class for scheme in SCHEMES.values())
-            yield from (Block((at,), scheme.model_validate({})) for scheme in schemes)
+        if by_name := named_block(field):
+            names: dict[type[BaseModel], list[str]] = {}
+            for key, settings in by_name.classes().items():
+                names.setdefault(settings, []).append(key)
+            for settings, keys in names.items():
+                defaults = settings.model_validate({by_name.key: keys[0]})
+                listed = ", ".join(f"`{key}`" for key in keys)
+                yield from _walk(Block((at,), defaults, name=f"{by_name.kind} {listed}"))
             continue
         origin, arguments = get_origin(field.annotation), get_args(field.annotation)
         if origin is dict and _is_block(arguments[1]):
@@ -121,8 +130,7 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
     like = [base for base in earlier if type(base.defaults) in kind.__mro__[1:]]
     known = {name: value for base in like for name, value in base.defaults}
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
-    if isinstance(block.defaults, SchemeSettings):
-        title += f", scheme `{block.defaults.scheme}`"
+    title += f", {block.name}" if block.name else ""
     meanings, defaults = attribute_docs(kind), block.defaults
     rows = [
         f"| `{name}` | {_default(field, defaults, name)} | {_values(field)} | {meanings[name]} |"

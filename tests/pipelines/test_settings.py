@@ -27,7 +27,8 @@ def test_settings_page_contains_all_settings_of_a_recipe() -> None:
         "policy.price_per_million", "difficulty.policy", "training.warm_start.reading",
     }  # fmt: skip
     assert {"judge.model", "verifier.model", "training.lora.r"} <= named
-    assert {"rewards.schedule", "rewards.alpha"} <= named, "settings of all reward schemes"
+    of_all_names = {"rewards.schedule", "agent.max_retrievals", "mcts.branches", "retrieval.url"}
+    assert {*of_all_names, "training.grpo.baseline", "data.cities"} <= named
 
 
 def test_rows_contain_default_values_and_meaning() -> None:
@@ -35,5 +36,9 @@ def test_rows_contain_default_values_and_meaning() -> None:
     (alpha,) = (line for line in lines if line.startswith("| `alpha` | `0.9`"))
     assert alpha == "| `alpha` | `0.9` | number, > 0, ≤ 1 | Discount per step, in (0, 1]. |"
     judge = lines[lines.index("## `judge`, `verifier`") :]
-    rows = [line for line in judge[: judge.index("## `mcts`")] if line.startswith("| `")]
+    rows = [
+        line
+        for line in judge[: judge.index("## `mcts`, kind of search `tree`")]
+        if line.startswith("| `")
+    ]
     assert [row.split("`")[1] for row in rows] == ["temperature", "top_p", "max_new_tokens"]
