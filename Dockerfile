@@ -15,11 +15,11 @@ COPY . .
 RUN /opt/branchwise/bin/python -m pip install --quiet --no-cache-dir --no-deps --no-build-isolation --force-reinstall .
 
 FROM base
-RUN useradd --uid 1000 --create-home branchwise && install --directory --owner=branchwise /work
+RUN useradd --uid 1000 --create-home branchwise && install --directory --owner=branchwise /runs
 COPY --from=build /opt/branchwise /opt/branchwise
-# Runs, trained policies and the cache are in /work, which a volume can keep.
-ENV PATH=/opt/branchwise/bin:$PATH BRANCHWISE_CACHE=/work/.cache
-WORKDIR /work
+# Runs, trained policies and the cache are in /runs, which a volume can keep.
+ENV PATH=/opt/branchwise/bin:$PATH BRANCHWISE_CACHE=/runs/.cache
+WORKDIR /runs
 USER 1000
 COPY --chown=1000 models models
 ENTRYPOINT ["branchwise"]
