@@ -32,6 +32,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def add(self, name: str, entry: T, module: str) -> T:
         """Registers an implementation; returns it, so that decorators can use this.
 
+        A plug-in may replace its own, as when the cell of a notebook runs again.
+
         Args:
             name: Name in recipes.
             entry: Class or function.
@@ -42,12 +44,14 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         if module.partition(".")[0] != OWN_PACKAGE:
             self._load_own()  # so that a plug-in cannot take one of our names first
-        if self._entries.get(name, entry) is not entry:
+        origin = origin_of(module)
+        is_own_again = origin != "" and self._origins.get(name) == origin
+        if self._entries.get(name, entry) is not entry and not is_own_again:
             raise ConfigError(
                 f"{module}: the {self.kind} `{name}` exists already. Choose another name"
             )
         self._entries[name] = entry
-        self._origins[name] = origin_of(module)
+        self._origins[name] = origin
         return entry
 
     def origin(self, name: str) -> str | None:
