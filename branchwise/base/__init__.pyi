@@ -29,6 +29,7 @@ from .memory import format_memory_error as format_memory_error
 from .memory import out_of_memory_message as out_of_memory_message
 from .named_block import NamedBlock as NamedBlock
 from .named_block import named_block as named_block
+from .named_block import shared_settings as shared_settings
 from .plain_json import as_object as as_object
 from .plain_json import dump_json as dump_json
 from .plain_json import kind_in_words as kind_in_words

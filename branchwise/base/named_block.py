@@ -55,6 +55,16 @@ class NamedBlock:
         raise ValidationError.from_exception_data(self.kind, [fault])
 
 
+def shared_settings(kind: type[BaseModel], former: type[BaseModel]) -> set[str]:
+    """Returns the settings of a class that a former one also has, with the same bounds."""
+    fields = former.model_fields
+    return {
+        name
+        for name, field in kind.model_fields.items()
+        if name in fields and field.metadata == fields[name].metadata
+    }
+
+
 def named_block(field: FieldInfo) -> NamedBlock | None:
     """Returns the `NamedBlock` of a field, if it has one."""
     validators = (getattr(entry, "func", None) for entry in field.metadata)

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from branchwise.base import NamedBlock, named_block
+from branchwise.base import NamedBlock, named_block, shared_settings
 
 from .recipe import Recipe
 
@@ -13,10 +13,10 @@ from .recipe import Recipe
 def drop_settings_of_former_names(
     values: dict[str, Any], before: Mapping[str, Any], overridden: Collection[tuple[str, ...]]
 ) -> None:
-    """Drops the settings of a recipe that its blocks no longer have under their new names.
+    """Drops the settings of a recipe that its blocks do not have in the same way under a new name.
 
-    Settings that both names have are kept, as for an evaluated policy with another protocol. Those
-    that an override gives are kept too, so that a wrong one is reported.
+    Settings that both names have, with the same bounds, are kept, as for an evaluated policy with
+    another protocol. Those that an override gives are kept too, so that a wrong one is reported.
 
     Args:
         values: Unchecked recipe after the overrides; changed in place.
@@ -25,18 +25,15 @@ def drop_settings_of_former_names(
     """
     for path, by_name in _named_blocks(Recipe):
         block, old = _block_at(values, path), _block_at(before, path)
-        if (
-            not block
-            or not old
-            or path in overridden
-            or _name(block, by_name) == _name(old, by_name)
-        ):
+        if not block or not old or path in overridden:
+            continue
+        if block.get(by_name.key) == old.get(by_name.key):
             continue
         try:
-            fields = by_name.class_of(block).model_fields
+            kept = shared_settings(by_name.class_of(block), by_name.class_of(old))
         except ValidationError:  # reported when the recipe is checked
             continue
-        for key in old.keys() - fields.keys():
+        for key in old.keys() - kept:
             if (*path, key) not in overridden:
                 block.pop(key, None)
 
@@ -56,7 +53,3 @@ def _block_at(values: Any, path: tuple[str, ...]) -> dict[str, Any] | None:
     for name in path:
         values = values.get(name) if isinstance(values, Mapping) else None
     return values if isinstance(values, dict) else None
-
-
-def _name(block: Mapping[str, Any], by_name: NamedBlock) -> object:
-    return block.get(by_name.key, by_name.default)

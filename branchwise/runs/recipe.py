@@ -19,7 +19,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from branchwise.agent import AGENT_BLOCK, AgentBlock, AgentSettings, ReasonRagAgentSettings
 from branchwise.analysis import LABELS
 from branchwise.annotation import PairSettings
-from branchwise.base import NamedBlock, Settings
+from branchwise.base import NamedBlock, Settings, shared_settings
 from branchwise.engines import JudgeSettings, ModelSettings
 from branchwise.evaluation import EvaluatedPolicy, EvaluationSettings, PolicyName
 from branchwise.mcts import SEARCH_SETTINGS, SearchSettings, TreeSettings
@@ -437,13 +437,7 @@ def agent_with_protocol(usual: AgentSettings, changes: Mapping[str, Any]) -> Age
         ValidationError: If the changes are wrong.
     """
     kind = AGENT_BLOCK.class_of({"protocol": usual.protocol, **changes})
-    fields = type(usual).model_fields
-    shared = {
-        name
-        for name, field in kind.model_fields.items()
-        if name in fields and field.metadata == fields[name].metadata
-    }
-    inherited = usual.model_dump(include=shared)
+    inherited = usual.model_dump(include=shared_settings(kind, type(usual)))
     settings = kind.model_validate({**inherited, **changes})
     assert isinstance(settings, AgentSettings)
     return settings

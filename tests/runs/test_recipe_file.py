@@ -213,6 +213,9 @@ def test_an_override_of_a_name_drops_the_settings_of_the_former_name(tmp_path: P
     path.write_text("name: x\nmcts: {iterations: 9, c: 0.5}\nagent: {history: responses}\n")
     chains = load_recipe(path, ["mcts.kind=chains", "mcts.branches=2"]).mcts
     assert chains == ChainSettings(iterations=9, branches=2)
+    path.write_text("name: x\nmcts: {iterations: 9, c: 0.5}\nagent: {max_steps: 10}\n")
+    arena = load_recipe(path, ["agent.protocol=arena"]).agent
+    assert arena.max_steps == 1, "not the 10 of a protocol with other bounds"
     told = problems(tmp_path, path.read_text(), "mcts.kind=chains", "mcts.c=0.5")
     assert "--set mcts.c: `mcts.c` is not a setting of the kind of search `chains`" in told
     told = problems(tmp_path, path.read_text(), "mcts={kind: chains, c: 0.5}")
