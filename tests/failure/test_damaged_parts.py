@@ -14,8 +14,8 @@ from branchwise.storage.manifest import verify_manifest
 pytestmark = pytest.mark.failure
 
 READERS = {
-    "trees": ("inspect", "relabel", "annotate"),
-    "pairs": ("inspect", "train-dpo", "export-pairs"),
+    "trees/part-*.parquet": ("inspect", "relabel", "annotate"),
+    "pairs/part-*.parquet": ("inspect", "train-dpo", "export-pairs"),
     "questions.parquet": ("inspect", "relabel"),
 }
 
@@ -68,14 +68,14 @@ def assert_rows_unchanged(world: World, run: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [corrupt, truncated, empty, foreign, missing])
-@pytest.mark.parametrize("table", READERS)
+@pytest.mark.parametrize("pattern", READERS)
 def test_a_damaged_part_is_named_and_annotate_restores_its_rows(
-    table: str, damage: Damage, world: World, run: Path, tmp_path: Path
+    pattern: str, damage: Damage, world: World, run: Path, tmp_path: Path
 ) -> None:
     # The last one: which questions share a part varies, and questions without pairs give none.
-    part = max((run / table).glob("part-*.parquet"))
+    part = max(run.glob(pattern))
     damage(part)
-    for stage in READERS[table]:
+    for stage in READERS[pattern]:
         refused = run_without_calls(world, stage, run, tmp_path)
         assert refused.code == 1, refused.said
         assert str(part) in refused.said
