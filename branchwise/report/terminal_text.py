@@ -25,18 +25,21 @@ def tree_text(question: Row, nodes: Sequence[Row], pairs: Sequence[Row], width: 
     rejected = {pair["rejected_node"] for pair in pairs}
     table = Table(box=None, padding=(0, 1, 0, 0), width=width, header_style="bold")
     table.add_column(Text(question["question"]), no_wrap=True, overflow="ellipsis", ratio=1)
+    # A column of its own, because long contents are cut at the right edge.
+    table.add_column("marks", no_wrap=True)
     for name in ("reward", "visits"):
         table.add_column(name, justify="right", no_wrap=True)
     for prefix, node in _walk(children, 0, ""):
         line = Text(f"{prefix}{node['node_id']:>3}  {node['action']:<9} ", style="dim")
         line.append(" ".join(str(node["content"]).split()), style="default not dim")
+        marks = []
         if node["node_id"] in chosen:
-            line.append("  ✓ chosen", style="green not dim")
+            marks.append(Text("✓ chosen", style="green"))
         if node["node_id"] in rejected:
-            line.append("  ✗ rejected", style="red not dim")
+            marks.append(Text("✗ rejected", style="red"))
         if node["terminal"] and node["em"] is not None:
-            line.append("  right" if node["em"] else "  wrong", style="default not dim")
-        table.add_row(line, _number(node["reward"]), str(node["visits"]))
+            marks.append(Text("right" if node["em"] else "wrong"))
+        table.add_row(line, Text(" ").join(marks), _number(node["reward"]), str(node["visits"]))
     gold = " | ".join(question["answers"]) or "none (unanswerable)"
     return Group(Text(f"Gold answer: {gold}"), Text(""), table)
 

@@ -22,14 +22,19 @@ def shown(capsys: pytest.CaptureFixture[str], run: Path, *what: str) -> str:
 
 
 def test_a_tree_has_a_line_per_step(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = run_sql(run, "select question_id, count(*) from pairs group by 1 limit 1").rows
-    told = shown(capsys, run, row[0])
-    ((steps,),) = run_sql(
-        run, f"select count(*) from trees where depth > 0 and question_id = '{row[0]}'"
-    ).rows
-    assert sum(line.lstrip("│ ").startswith(("├─", "└─")) for line in told.splitlines()) == steps
-    assert "✓ chosen" in told
-    assert "✗ rejected" in told
+    for (question,) in run_sql(run, "select distinct question_id from pairs").rows:
+        tree = shown(capsys, run, question)
+        (counts,) = run_sql(
+            run,
+            f"""select
+            (select count(*) from trees where depth > 0 and question_id = '{question}'),
+            (select count(distinct chosen_node) from pairs where question_id = '{question}'),
+            (select count(distinct rejected_node) from pairs where question_id = '{question}')
+            """,
+        ).rows
+        lines = [line.lstrip("│ ") for line in tree.splitlines()]
+        steps = sum(line.startswith(("├─", "└─")) for line in lines)
+        assert (steps, tree.count("✓ chosen"), tree.count("✗ rejected")) == counts
 
 
 def test_tree_graph_returns_the_stored_tree(run: Path) -> None:
