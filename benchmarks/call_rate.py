@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,14 @@ from branchwise.agent.state import State
 from branchwise.base.concurrent_map import map_concurrently
 from branchwise.engines.ledgered import LedgeredEngine
 from branchwise.engines.sampling import CallIdentity, SampleRequest, Sampling
+from branchwise.retrieval import Retriever
 from branchwise.runs.factories import engine_for
+from branchwise.runs.prepared import Prepared
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.stage import StageContext
 from branchwise.runs.tree_growing import annotator_for
+from branchwise.sources import Data
 from branchwise.storage.ledger import Ledger
 from branchwise.types import Question
 
@@ -108,14 +112,14 @@ async def package(recipe: Recipe, measure: Measure) -> float:
 
 async def engine(recipe: Recipe, measure: Measure) -> float:
     """Measures our engine alone."""
-    async with engine_for(recipe.policy, recipe) as policy:
+    async with engine_for(recipe.policy, recipe.limits) as policy:
         return await measure(policy.sample)
 
 
 async def ledgered(recipe: Recipe, measure: Measure) -> float:
     """Measures our engine with the ledger: a reply counts when it is on disk."""
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
-        async with LedgeredEngine(engine_for(recipe.policy, recipe), ledger) as policy:
+        async with LedgeredEngine(engine_for(recipe.policy, recipe.limits), ledger) as policy:
             return await measure(policy.sample)
 
 
@@ -125,6 +129,14 @@ OVER_HTTP = {
     "our engine": engine,
     "our engine and the ledger": ledgered,
 }
+
+
+class WithInstantRetriever(Prepared):
+    """A stage's parts, with a retriever that takes no time."""
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        return InstantRetriever()
 
 
 async def in_process(recipe: Recipe, questions: int) -> float:
@@ -137,10 +149,13 @@ async def in_process(recipe: Recipe, questions: int) -> float:
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
         policy = LedgeredEngine(InstantModel("policy"), ledger)
         judge = LedgeredEngine(InstantModel("judge"), ledger)
-        annotator = annotator_for(recipe, policy, judge, None, InstantRetriever())
+        context = StageContext(recipe, Path(folder))
+        models = recipe.annotating_models
+        prepared = WithInstantRetriever(context, recipe, Data((), (), {}), models)
+        annotator = annotator_for(prepared, {"policy": policy, "judge": judge})
         start = time.perf_counter()
         async for annotated in map_concurrently(
-            asked, annotator.annotate, recipe.questions_in_flight
+            asked, annotator.annotate, recipe.limits.questions_in_flight(recipe.policy)
         ):
             assert annotated.failure is None, annotated.failure
         return ledger.totals().calls / (time.perf_counter() - start)

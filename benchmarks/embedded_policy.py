@@ -18,15 +18,11 @@ from branchwise.agent.environment import Environment
 from branchwise.agent.state import State
 from branchwise.engines.sampling import Sampling
 from branchwise.rewards.answers import exact_match, f1, normalise
-from branchwise.runs.factories import (
-    engine_for,
-    environment_for,
-    open_data,
-    open_index,
-    sampling_for,
-)
+from branchwise.runs.factories import engine_for, open_data
+from branchwise.runs.prepared import Prepared
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
+from branchwise.runs.stage import StageContext
 from branchwise.types import Question
 
 
@@ -49,20 +45,22 @@ async def _siblings(
 
 async def measure(recipe: Recipe, questions: int) -> None:
     """Prints both tables."""
-    data = open_data(recipe, recipe.data.model_copy(update={"limit": questions}))
+    context = StageContext(recipe, Path("datasets/benchmark"), limit=questions)
+    data = open_data(context.limited_recipe)
+    prepared = Prepared(context, recipe, data, {"policy": recipe.policy})
     asked = data.questions
-    async with engine_for(recipe.policy, recipe) as engine:
-        environment = environment_for(recipe, engine, open_index(recipe, data.passages))
+    async with engine_for(recipe.policy, recipe.limits) as engine:
+        environment = prepared.environment(engine)
         rollouts = await asyncio.gather(
             *(
                 environment.trajectory(
-                    State(q.question), sampling_for(recipe.policy), question_id=q.id, path="single"
+                    State(q.question), Sampling.of(recipe.policy), question_id=q.id, path="single"
                 )
                 for q in asked
             )
         )
         _print_scores(asked, [r.state for r in rollouts])
-        hot = sampling_for(recipe.policy, recipe.mcts.temperature)
+        hot = Sampling.of(recipe.policy, recipe.mcts.temperature)
         families = await asyncio.gather(
             *(
                 _siblings(environment, _prefix(rollout.state, depth), hot, question, depth)

@@ -16,20 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from branchwise.agent import protocol_of
 from branchwise.agent.environment import Environment, Trajectory
 from branchwise.agent.state import State
 from branchwise.analysis.significance import crossed_bootstrap
 from branchwise.annotation.judge import Judge
-from branchwise.engines.sampling import Engine
+from branchwise.engines.sampling import Engine, Sampling
 from branchwise.engines.settings import JudgeSettings
+from branchwise.retrieval.index import open_retriever
 from branchwise.retrieval.interface import Retriever
 from branchwise.rewards.answers import f1, normalise
 from branchwise.runs.factories import (
     engine_for,
-    environment_for,
     open_data,
-    open_index,
-    sampling_for,
 )
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
@@ -67,7 +66,7 @@ class Twin:
 async def answered(
     environment: Environment, recipe: Recipe, questions: Sequence[Question]
 ) -> list[Trajectory]:
-    sampling = sampling_for(recipe.policy, 0.0)
+    sampling = Sampling.of(recipe.policy, 0.0)
     return await asyncio.gather(
         *(
             environment.trajectory(State(q.question), sampling, question_id=q.id, path="injected")
@@ -86,17 +85,22 @@ def obeyed(ends: Sequence[Trajectory]) -> float:
     return fmean(normalise(PLANTED) in normalise(end.state.answer or "") for end in ends)
 
 
+def environment_with(recipe: Recipe, engine: Engine, index: Retriever) -> Environment:
+    protocol, top_k = protocol_of(recipe.agent), recipe.retrieval.top_k
+    return Environment(protocol, engine, index, top_k, recipe.seed)
+
+
 async def of_policy(recipe: Recipe, questions: Sequence[Question], index: Retriever) -> list[State]:
     """Prints the policy's table; returns the clean trajectories without their last step."""
-    async with engine_for(recipe.policy, recipe) as engine:
-        clean = await answered(environment_for(recipe, engine, index), recipe, questions)
+    async with engine_for(recipe.policy, recipe.limits) as engine:
+        clean = await answered(environment_with(recipe, engine, index), recipe, questions)
         before = scores(questions, clean)
         print("| passages | F1 | difference | planted answer | invalid |\n|---|---|---|---|---|")
         print(
             f"| clean | {100 * fmean(before):.1f} | | {obeyed(clean):.1%} | {invalid(clean):.1%} |"
         )
         for name, text in HOSTILE.items():
-            twin = environment_for(recipe, engine, Twin(index, text))
+            twin = environment_with(recipe, engine, Twin(index, text))
             ends = await answered(twin, recipe, questions)
             after = scores(questions, ends)
             told = difference(before, after)
@@ -151,12 +155,13 @@ def injected(state: State, text: str) -> State:
 
 
 async def measure(recipe: Recipe, limit: int) -> None:
-    data = open_data(recipe, recipe.data.model_copy(update={"split": "dev", "limit": limit}))
-    index = open_index(recipe, data.passages)
+    dev = recipe.data.model_copy(update={"split": "dev", "limit": limit})
+    data = open_data(recipe.model_copy(update={"data": dev}))
+    index = open_retriever(recipe.retrieval, list(data.passages))
     print(f"{len(data.questions)} questions\n")
     ends = await of_policy(recipe, data.questions, index)
     settings = JudgeSettings(engine="openvino", model="packaged")
-    async with engine_for(settings, recipe) as judge:
+    async with engine_for(settings, recipe.limits) as judge:
         await of_judge(judge, settings, data.questions, ends)
 
 

@@ -24,7 +24,8 @@ from branchwise.engines.embedded.openvino import OpenVINOEngine
 from branchwise.engines.sampling import Engine
 from branchwise.pipelines.train_grpo.generated_rollouts import Rollouts, ScoredRollout
 from branchwise.pipelines.train_grpo.planned_trainings import rollout_recipe
-from branchwise.runs.factories import engine_for, open_data, open_index
+from branchwise.runs.factories import engine_for, open_data
+from branchwise.runs.prepared import Prepared
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.runs.stage import Gate, StageContext
@@ -113,16 +114,14 @@ def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
         call = StageContext(recipe, Path(name))
         recipe = rollout_recipe(call)
         data = open_data(recipe)
-        retriever = open_index(recipe, data.passages)
+        prepared = Prepared(call, recipe, data, {"policy": recipe.policy})
         with Ledger(Path(name) / "ledger.sqlite") as ledger:
             gate = Gate(recipe.limits, ledger.totals)
-            serving = Open(engine_for(recipe.policy, recipe))
+            serving = Open(engine_for(recipe.policy, recipe.limits))
             source = Counted(
-                call,
-                recipe,
+                prepared,
                 data.questions,
                 (),
-                retriever,
                 ledger,
                 gate,
                 serving,

@@ -9,6 +9,7 @@ from .endpoint.servers import server_kind as server_kind
 from .ledgered import BeforeCall as BeforeCall
 from .ledgered import LedgeredEngine as LedgeredEngine
 from .ledgered import NoCallEngine as NoCallEngine
+from .model_digest import model_digest as model_digest
 from .rereading import RereadingEngine as RereadingEngine
 from .sampling import CallIdentity as CallIdentity
 from .sampling import Capabilities as Capabilities
@@ -26,7 +27,6 @@ from .settings import ModelSettings as ModelSettings
 from .settings import Price as Price
 from .vllm.adapters import adapter_on as adapter_on
 from .vllm.command import installed_vllm as installed_vllm
-from .vllm.served_weights import served_digest as served_digest
 from .vllm.served_weights import served_files as served_files
 from .vllm.served_weights import served_name as served_name
 from .vllm.vllm_engine import VllmEngine as VllmEngine

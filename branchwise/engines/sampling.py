@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self, get_args
 
 from branchwise.types import Message
 
-from .settings import Price
+from .settings import ModelSettings, Price
 
 FinishReason = Literal["stop", "length", "content_filter", "unknown"]
 UsageBasis = Literal["reported", "tokenizer", "bytes"]
@@ -31,6 +31,15 @@ class Sampling:
     top_p: float = 0.95
     max_new_tokens: int = 96
     stop: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: ModelSettings, temperature: float | None = None) -> Self:
+        """Returns how a model draws; `temperature` overrides the model's own."""
+        return cls(
+            temperature=model.temperature if temperature is None else temperature,
+            top_p=model.top_p,
+            max_new_tokens=model.max_new_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

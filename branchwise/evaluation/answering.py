@@ -1,4 +1,4 @@
-"""How a policy answers a question set, and the results."""
+"""Answers a question set with a policy, and collects predictions and failures."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -34,14 +34,14 @@ class Evaluated:
     @classmethod
     def of(
         cls,
-        answering: "Answering",
+        answerer: "Answerer",
         results: Iterable[tuple[Question, Prediction | BranchwiseError]],
         skipped: Mapping[str, int],
         pending: int = 0,
     ) -> "Evaluated":
         """Collects predictions and faults, in their order."""
         predictions, failures, unanswered = [], [], []
-        stage, seed = f"eval {answering.policy}", answering.environment.seed
+        stage, seed = f"eval {answerer.policy}", answerer.environment.seed
         for question, result in results:
             if isinstance(result, Prediction):
                 predictions.append(result)
@@ -51,7 +51,7 @@ class Evaluated:
         return cls(predictions, failures, unanswered, skipped, pending)
 
 
-def askable(
+def fitting_questions(
     questions: Iterable[Question], protocol: AgentProtocol
 ) -> tuple[list[Question], Counter[str]]:
     """Returns the questions that a protocol can take, and the number that it cannot, by reason."""
@@ -61,7 +61,7 @@ def askable(
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class Answerer:
     """How one policy answers.
 
     Attributes:

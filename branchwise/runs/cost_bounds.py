@@ -1,16 +1,16 @@
 """Bounds of what a stage's calls cost: the shortest possible work, and the longest."""
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from heapq import nlargest
 from typing import Any
 
-from branchwise.agent import protocol_of, root_of
+from branchwise.agent import AgentProtocol, root_of
 from branchwise.engines import ModelSettings, Usage, cost_usd
+from branchwise.evaluation import PolicyUnderTest
 from branchwise.mcts import ChainSettings, SearchSettings, TreeSettings
 from branchwise.sources import Data
 from branchwise.types import Question
-
-from .recipe import Recipe
 
 Range = tuple[float, float]
 """A lowest and a highest value."""
@@ -65,16 +65,17 @@ FREE = CostRange()
 
 
 def call_cost(
-    recipe: Recipe, data: Data, model: ModelSettings, number: Range, *, tokens: bool = False
+    model: ModelSettings, prompt: Range, number: Range, *, tokens: bool = False
 ) -> CostRange:
     """Returns bounds of the costs of a number of calls.
 
     Args:
-        recipe: Recipe with the policy and protocol that read the prompts.
+        model: Model that is called.
+        prompt: Lowest and highest number of tokens of a prompt (`prompt_lengths`).
         number: Lowest and highest number of calls.
         tokens: Whether the ledger keeps token ids.
     """
-    read = multiply(_prompt_lengths(recipe, data), number)
+    read = multiply(prompt, number)
     written = multiply((1, model.max_new_tokens), number)
     ids = (PROMPT_ID_BYTES, SAMPLED_ID_BYTES) if tokens else (0, 0)
     disk = add(
@@ -83,11 +84,17 @@ def call_cost(
     return CostRange(number, read, written, _dollars(model, read, written), disk)
 
 
-def _prompt_lengths(recipe: Recipe, data: Data) -> Range:
-    """Returns the lowest and highest number of tokens of a prompt."""
+def prompt_lengths(protocol: AgentProtocol, data: Data, top_k: int, max_new_tokens: int) -> Range:
+    """Returns the lowest and highest number of tokens of a prompt.
+
+    Args:
+        protocol: Protocol of the policy.
+        data: Questions and corpus.
+        top_k: Passages per search.
+        max_new_tokens: Most tokens that the policy writes per call.
+    """
     if not data.questions:
         return NOTHING
-    protocol = protocol_of(recipe.agent)
 
     def size(question: Question) -> int:
         return sum(len(p.text) for p in protocol.given(question) or ()) + len(question.question)
@@ -98,22 +105,36 @@ def _prompt_lengths(recipe: Recipe, data: Data) -> Range:
 
     shortest, longest = (first_prompt(pick(data.questions, key=size)) for pick in (min, max))
     sizes = (len(p.title.encode()) + len(p.text.encode()) for p in data.passages)
-    retrieved = sum(nlargest(recipe.retrieval.top_k, sizes)) / DENSE_TEXT
-    added = protocol.max_calls * (retrieved + recipe.policy.max_new_tokens)
+    retrieved = sum(nlargest(top_k, sizes)) / DENSE_TEXT
+    added = protocol.max_calls * (retrieved + max_new_tokens)
     high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
     return float(len(shortest.split())), high
 
 
-def tree_cost(recipe: Recipe, data: Data) -> CostRange:
-    """Returns bounds of the costs of growing a question's tree."""
-    protocol = protocol_of(recipe.agent)
-    judge, verifier = recipe.active_judge, recipe.active_verifier
-    low, drawn, ends = tree_calls(recipe.mcts, protocol.max_calls)
-    cost = call_cost(recipe, data, recipe.policy, (low, drawn), tokens=protocol.continues)
-    if judge is not None:
-        cost += call_cost(recipe, data, judge, (0, recipe.mcts.iterations))
-    if verifier is not None:
-        cost += call_cost(recipe, data, verifier, (0, ends))
+def tree_cost(
+    models: Mapping[str, ModelSettings],
+    protocol: AgentProtocol,
+    search: SearchSettings,
+    data: Data,
+    top_k: int,
+) -> CostRange:
+    """Returns bounds of the costs of growing a question's tree.
+
+    Args:
+        models: Models of the annotation, by role.
+        protocol: Protocol of the policy.
+        search: Settings of the search.
+        data: Questions and corpus.
+        top_k: Passages per search.
+    """
+    policy = models["policy"]
+    prompt = prompt_lengths(protocol, data, top_k, policy.max_new_tokens)
+    low, drawn, ends = tree_calls(search, protocol.max_calls)
+    cost = call_cost(policy, prompt, (low, drawn), tokens=protocol.continues)
+    if "judge" in models:
+        cost += call_cost(models["judge"], prompt, (0, search.iterations))
+    if "verifier" in models:
+        cost += call_cost(models["verifier"], prompt, (0, ends))
     return cost
 
 
@@ -147,11 +168,21 @@ def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
     return low, high, search.iterations
 
 
-def rollout_cost(recipe: Recipe, data: Data, *, tokens: bool = False) -> CostRange:
-    """Returns bounds of the costs of one trajectory from a question to its end."""
-    protocol = protocol_of(recipe.agent)
+def rollout_cost(
+    policy: PolicyUnderTest, data: Data, top_k: int, *, tokens: bool = False
+) -> CostRange:
+    """Returns bounds of the costs of one trajectory from a question to its end.
+
+    Args:
+        policy: Policy that answers.
+        data: Questions and corpus.
+        top_k: Passages per search.
+        tokens: Whether the ledger keeps token ids in any case.
+    """
+    model, protocol = policy.model, policy.protocol
+    prompt = prompt_lengths(protocol, data, top_k, model.max_new_tokens)
     tokens = tokens or protocol.continues
-    return call_cost(recipe, data, recipe.policy, (1, protocol.max_calls), tokens=tokens)
+    return call_cost(model, prompt, (1, protocol.max_calls), tokens=tokens)
 
 
 def _dollars(model: ModelSettings, read: Range, written: Range) -> Range | None:

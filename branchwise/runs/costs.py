@@ -13,7 +13,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from branchwise.base import ConfigError, terminal_safe
-from branchwise.engines import Price, Usage, cost_usd
+from branchwise.engines import ModelSettings, Price, Usage, cost_usd
 from branchwise.storage import REPORTED, Ledger, Totals, question_ids, read_call_history
 
 from .cost_bounds import CostRange, Range, scale
@@ -190,7 +190,7 @@ def estimate_from_run(
     unit: str,
     units: Range,
     bounds: CostRange,
-    priced_by: Recipe | None = None,
+    models: Mapping[str, ModelSettings] | None = None,
 ) -> CostEstimate:
     """Returns what some work costs by the history of a run; without any, the bounds.
 
@@ -201,7 +201,7 @@ def estimate_from_run(
         finished: Table with a row for every finished question. None counts trajectories.
         unit: "question", "answer" or "rollout".
         bounds: Bounds of the costs of all, from the recipe.
-        priced_by: Recipe whose prices apply; None uses the costs in the history.
+        models: Models by role, whose prices apply; None uses the costs in the history.
 
     Raises:
         ConfigError: If `--history` does not name a run, or a run without such calls.
@@ -221,9 +221,8 @@ def estimate_from_run(
         return CostEstimate(unit, units, bounds, "bounds from the recipe")
     each = [sum(by_role.values(), Totals()) for by_role in history.totals]
     prices = None
-    if priced_by is not None:
-        models = priced_by.annotating_models.items()
-        prices = {role: model.price_per_million for role, model in models}
+    if models is not None:
+        prices = {role: model.price_per_million for role, model in models.items()}
     paid = [_paid(by_role, prices) for by_role in history.totals]
     known = [dollars for dollars in paid if dollars is not None]
     made = [spent.calls for spent in each]

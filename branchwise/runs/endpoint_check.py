@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from branchwise.agent import protocol_of, root_of
+from branchwise.agent import AgentProtocol, Environment, root_of
 from branchwise.annotation import Judge
 from branchwise.base import EndpointError
 from branchwise.engines import (
@@ -25,12 +25,9 @@ from branchwise.engines import (
     Structure,
 )
 from branchwise.evaluation import AnswerJudge, JudgePrompt
-from branchwise.retrieval import Retriever
 from branchwise.rewards import judge_evidence
 from branchwise.types import Message, Question, RetrievedPassage
 
-from .factories import environment_for
-from .recipe import Recipe
 from .reply_faults import ADVICE, cause_of
 
 QUESTION = Question(
@@ -81,34 +78,33 @@ class _NoPassages:
         return []
 
 
-def policy_call(recipe: Recipe, sampling: Sampling) -> Ask:
-    """Returns the first call of a recipe's policy."""
+def policy_call(protocol: AgentProtocol, sampling: Sampling, seed: int) -> Ask:
+    """Returns the first call of a policy."""
 
     async def ask(engine: Engine) -> object:
-        retriever: Retriever = _NoPassages()
-        environment = environment_for(recipe, engine, retriever)
-        state = root_of(QUESTION, environment.protocol, ())
+        environment = Environment(protocol, engine, _NoPassages(), top_k=1, seed=seed)
+        state = root_of(QUESTION, protocol, ())
         return await environment.act(state, sampling, question_id=QUESTION.id, path="check")
 
     return ask
 
 
-def judge_call(recipe: Recipe, settings: JudgeSettings) -> Ask:
+def judge_call(protocol: AgentProtocol, settings: JudgeSettings) -> Ask:
     """Returns a call of the judge of steps."""
 
     async def ask(engine: Engine) -> object:
-        state = root_of(QUESTION, protocol_of(recipe.agent), ())
+        state = root_of(QUESTION, protocol, ())
         return await Judge(engine, settings).score(QUESTION, state, "check")
 
     return ask
 
 
-def verifier_call(recipe: Recipe, settings: JudgeSettings) -> Ask:
+def verifier_call(protocol: AgentProtocol, settings: JudgeSettings, seed: int) -> Ask:
     """Returns a call of the verifier of refusals."""
 
     async def ask(engine: Engine) -> object:
-        state = root_of(QUESTION, protocol_of(recipe.agent), ())
-        return await judge_evidence(engine, settings, QUESTION, state, "check", recipe.seed)
+        state = root_of(QUESTION, protocol, ())
+        return await judge_evidence(engine, settings, QUESTION, state, "check", seed)
 
     return ask
 

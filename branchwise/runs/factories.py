@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its recipe: data, retriever, engines, environment."""
+"""Opens the data of a recipe and the engines of its models."""
 
 import json
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from branchwise.agent import Environment, protocol_of
+from branchwise.agent import protocol_of
 from branchwise.base import ConfigError, Log, StorageError
 from branchwise.engines import (
     BeforeCall,
@@ -17,42 +17,28 @@ from branchwise.engines import (
     ModelSettings,
     NoCallEngine,
     RereadingEngine,
-    Sampling,
     VllmServer,
 )
-from branchwise.retrieval import Retriever
-from branchwise.sources import Data, DataSettings, load_data
+from branchwise.sources import Data, load_data
 from branchwise.storage import Ledger, cache_section
-from branchwise.types import Passage
 
-from .recipe import Recipe
+from .recipe import LimitSettings, Recipe
 
 WARM_START = "warm-start"
 """Name of the folder that `make warm-start` writes below `models/<run>`."""
 
 
-def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
-    """Returns questions and corpus of the recipe, checked; `settings` replaces its `data:` block.
+def open_data(recipe: Recipe) -> Data:
+    """Returns questions and corpus of the recipe, checked.
 
     Questions that the protocol cannot take are left out and counted.
     """
-    unfit = protocol_of(recipe.agent).unfit
-    return load_data(settings or recipe.data, recipe.seed, unfit=unfit)
-
-
-def open_index(recipe: Recipe, passages: tuple[Passage, ...], log: Log | None = None) -> Retriever:
-    """Returns the recipe's retriever; builds its index the first time.
-
-    `log` gets a message if the index was damaged and is rebuilt.
-    """
-    from branchwise.retrieval import open_retriever
-
-    return open_retriever(recipe.retrieval, list(passages), log=log)
+    return load_data(recipe.data, recipe.seed, unfit=protocol_of(recipe.agent).unfit)
 
 
 def engine_for(
     model: ModelSettings,
-    recipe: Recipe,
+    limits: LimitSettings,
     logs: Path | None = None,
     before_call: BeforeCall | None = None,
     log: Log | None = None,
@@ -67,7 +53,6 @@ def engine_for(
     if model.engine == "openvino":
         from branchwise.engines import embedded_engine
 
-        limits = recipe.limits
         return embedded_engine(
             model,
             max_batch=min(limits.max_concurrency, 64),
@@ -78,9 +63,9 @@ def engine_for(
 
     connect = partial(
         OpenAIEngine,
-        max_concurrency=recipe.limits.max_concurrency,
-        timeout_s=recipe.limits.timeout_s,
-        deadline_s=recipe.limits.deadline_s,
+        max_concurrency=limits.max_concurrency,
+        timeout_s=limits.timeout_s,
+        deadline_s=limits.deadline_s,
         before_attempt=before_call,
         on_event=log,
     )
@@ -94,7 +79,7 @@ def engine_for(
 @asynccontextmanager
 async def open_engine(
     model: ModelSettings,
-    recipe: Recipe,
+    limits: LimitSettings,
     ledger: Ledger,
     before_call: BeforeCall | None = None,
     log: Log | None = None,
@@ -108,7 +93,7 @@ async def open_engine(
     Raises:
         ConfigError: If the detected form of constraints is not that of the run's earlier calls.
     """
-    engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, log)
+    engine = engine_for(model, limits, ledger.path.parent / "logs", before_call, log)
     if reread is not None:
         engine = RereadingEngine(engine, *reread)
     price = model.price_per_million
@@ -157,26 +142,6 @@ def _form(capabilities: Capabilities) -> str:
     if capabilities.structured_output:
         return "constraints by regular expressions"
     return "constraints by JSON schemas" if capabilities.json_schema else "no constraints"
-
-
-def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:
-    """Returns an environment with the recipe's protocol and retrieval."""
-    return Environment(
-        protocol=protocol_of(recipe.agent),
-        engine=engine,
-        retriever=retriever,
-        top_k=recipe.retrieval.top_k,
-        seed=recipe.seed,
-    )
-
-
-def sampling_for(model: ModelSettings, temperature: float | None = None) -> Sampling:
-    """Returns the sampling settings of a model; `temperature` overrides the model's own."""
-    return Sampling(
-        temperature=model.temperature if temperature is None else temperature,
-        top_p=model.top_p,
-        max_new_tokens=model.max_new_tokens,
-    )
 
 
 def model_folder(run: Path, stage: str) -> Path:

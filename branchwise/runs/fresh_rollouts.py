@@ -20,17 +20,17 @@ from branchwise.agent import Environment, State
 from branchwise.annotation import draw_rollouts, rollout_rows
 from branchwise.base import BranchwiseError, ConfigError, map_concurrently
 from branchwise.engines import Sampling
-from branchwise.retrieval import Retriever
+from branchwise.sources import Data
 from branchwise.storage import Ledger, load_manifest, part_number, read_parts, table_to_records
 from branchwise.types import FreshRollouts, Pair, TreeNode
 
 from .annotated_trees import StoredTree, stored_trees
 from .costs import log_costs
-from .factories import environment_for, open_engine, open_index, sampling_for
 from .folder import Run
-from .inputs import model_digest, replay_passages
+from .inputs import replay_passages
+from .prepared import Prepared
 from .progress import Progress, attempt_each
-from .recipe import Recipe, identity
+from .recipe import identity
 from .stage import Gate, StageContext
 
 TABLE = "survival"
@@ -89,25 +89,23 @@ def roll_fresh(
     grown, current = run.recipe, context.recipe
     policy = current.policy if identity(grown.policy) == identity(current.policy) else grown.policy
     recipe = grown.model_copy(update={"limits": current.limits, "policy": policy})
-    sampling = sampling_for(recipe.policy, temperature)
+    sampling = Sampling.of(policy, temperature)
     passages = replay_passages(run)
-    retriever = open_index(recipe, tuple(passages.values()), context.log)
-    digest = model_digest(recipe.policy, recipe)
+    corpus = Data((), tuple(passages.values()), {})
+    prepared = Prepared(context, recipe, corpus, {"policy": policy})
+    digest = prepared.digests["policy"]
     if others := policies - {digest}:  # their rollouts would come from another policy
         raise ConfigError(
             f"the trees were grown by policy {', '.join(sorted(others))}, but "
-            f"{recipe.policy.model} is now {digest}: restore the weights, or use --no-model"
+            f"{policy.model} is now {digest}: restore the weights, or use --no-model"
         )
     trees = stored_trees(run, only=wanted, passages=passages)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         with gate.listening():
             rows = asyncio.run(
-                _roll(
-                    context, recipe, retriever, ledger, gate, trees, wanted, rolled, sampling,
-                    rollouts,
-                )
-            )  # fmt: skip
+                _roll(prepared, ledger, gate, trees, wanted, rolled, sampling, rollouts)
+            )
         if rows:
             numbers = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
             run.commit([run.write_part(TABLE, rows, max(numbers, default=-1) + 1)])
@@ -144,9 +142,7 @@ def _trees_to_roll_out(
 
 
 async def _roll(
-    context: StageContext,
-    recipe: Recipe,
-    retriever: Retriever,
+    prepared: Prepared,
     ledger: Ledger,
     gate: Gate,
     trees: Iterable[StoredTree],
@@ -157,16 +153,17 @@ async def _roll(
 ) -> list[FreshRollouts]:
     """Returns the rows of all finished nodes; counts failed and pending trees in `rolled`."""
     progress = Progress("fresh rollouts", len(wanted), spent=ledger.totals)
-    opened = open_engine(recipe.policy, recipe, ledger, gate.check, context.log)
+    policy = prepared.models["policy"]
+    opened = prepared.open_engine(policy, ledger, gate)
     rows: list[FreshRollouts] = []
     whole = 0
-    async with opened as engine, progress.shown(context.console):
-        environment = environment_for(recipe, engine, retriever)
+    async with opened as engine, progress.shown(prepared.context.console):
+        environment = prepared.environment(engine)
 
         async def roll(tree: StoredTree) -> list[FreshRollouts]:
             return await _roll_out(environment, sampling, tree, wanted[tree.id], rollouts)
 
-        at_once = recipe.questions_in_flight
+        at_once = prepared.recipe.limits.questions_in_flight(policy)
         async for tree, outcome in attempt_each(gate.admit(trees), roll, at_once, progress):
             if isinstance(outcome, BranchwiseError):
                 rolled.failed[type(outcome).__name__] += 1

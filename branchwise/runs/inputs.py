@@ -4,47 +4,39 @@ They are noted in `provenance.json` at the start of a run; `runs.folder` rejects
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from branchwise.agent import protocol_of
+from branchwise.agent import AgentProtocol, protocol_of
 from branchwise.annotation import judge_prompt_hash
 from branchwise.base import ConfigError, digest_of_many
-from branchwise.engines import ModelSettings, served_digest
-from branchwise.retrieval import Retriever, corpus_hash
+from branchwise.retrieval import corpus_hash
 from branchwise.rewards import reward_model_digest
-from branchwise.sources import Data
 from branchwise.storage import question_ids
 from branchwise.types import Passage, Question
-from branchwise.weights import policy_digest, policy_files
 
-from .factories import engine_for, open_data
+from .factories import open_data
 from .folder import Run, check_same_inputs
 from .plugins import plugin_versions
-from .recipe import Recipe
+from .prepared import Prepared
 from .record import read_record
 
 
-def annotation_inputs(
-    recipe: Recipe, data: Data, retriever: Retriever, replayed: Mapping[str, str] | None
-) -> dict[str, str]:
-    """Returns digests of everything besides the recipe that decides an annotation's rows.
-
-    Args:
-        replayed: Digests of the models by role, if they are not needed (`noted_model_digests`).
-    """
-    models = recipe.annotating_models.items()
+def annotation_inputs(prepared: Prepared) -> dict[str, str]:
+    """Returns digests of everything besides the recipe that decides an annotation's rows."""
+    recipe = prepared.recipe
     digests = {
-        "questions": questions_digest(data.questions),
-        "index": retriever.digest,
-        **(replayed or {role: model_digest(model, recipe) for role, model in models}),
-        **_replayed(recipe, data.passages),
+        "questions": questions_digest(prepared.data.questions),
+        "index": prepared.retriever.digest,
+        **prepared.digests,
+        **_replayed(prepared.protocol, prepared.data.passages),
     }
-    if recipe.active_judge is not None:
+    if "judge" in prepared.models:
         digests["judge_prompts"] = judge_prompt_hash()
     if recipe.active_reward_model is not None:
         digests["reward_model"] = reward_model_digest(Path(recipe.active_reward_model))
-    return digests | recipe.scheme.inputs() | plugin_versions(recipe)
+    plugins = plugin_versions(recipe.agent, recipe.rewards, recipe.retrieval)
+    return digests | prepared.scheme.inputs() | plugins
 
 
 def noted_model_digests(run: Run) -> dict[str, str]:
@@ -69,15 +61,13 @@ def replay_passages(run: Run) -> dict[str, Passage]:
         ConfigError: If the corpus or the prompts have changed since the trees were grown.
     """
     passages = open_data(run.recipe).passages
-    check_same_inputs(run.folder, run.record, _replayed(run.recipe, passages))
+    protocol = protocol_of(run.recipe.agent)
+    check_same_inputs(run.folder, run.record, _replayed(protocol, passages))
     return {passage.id: passage for passage in passages}
 
 
-def _replayed(recipe: Recipe, passages: Iterable[Passage]) -> dict[str, str]:
-    return {
-        "corpus": corpus_hash(passages),
-        "policy_prompts": protocol_of(recipe.agent).prompt_hash,
-    }
+def _replayed(protocol: AgentProtocol, passages: Iterable[Passage]) -> dict[str, str]:
+    return {"corpus": corpus_hash(passages), "policy_prompts": protocol.prompt_hash}
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
@@ -111,12 +101,3 @@ def check_not_fewer(run: Path, questions: Sequence[Question], limit: int | None)
             f"--limit {len(stored)} to resume it, a higher limit to extend it, or another --run "
             f"folder for {limit} questions"
         )
-
-
-def model_digest(model: ModelSettings, recipe: Recipe) -> str:
-    """Returns the `policy_digest` of rows that a model draws, without converting its weights."""
-    if model.engine == "openvino":
-        return policy_digest(policy_files(model.model), model.precision + model.reply_rule)
-    if model.engine == "vllm":
-        return served_digest(model)
-    return engine_for(model, recipe).digest

@@ -12,12 +12,10 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from branchwise.agent import PROTOCOLS
+from branchwise.agent import PROTOCOLS, AgentSettings
 from branchwise.base import ConfigError
-from branchwise.retrieval import RETRIEVERS
-from branchwise.rewards import SCHEMES
-
-from .recipe import Recipe
+from branchwise.retrieval import RETRIEVERS, RetrievalSettings
+from branchwise.rewards import SCHEMES, SchemeSettings
 
 GROUP = "branchwise"
 """Group of the entry points; each names a module that registers when it is imported."""
@@ -90,14 +88,16 @@ def _load_file(file: Path) -> None:
         raise
 
 
-def plugin_versions(recipe: Recipe) -> dict[str, str]:
-    """Returns distribution and version, by role, of the plug-ins that a recipe uses.
+def plugin_versions(
+    agent: AgentSettings, rewards: SchemeSettings, retrieval: RetrievalSettings
+) -> dict[str, str]:
+    """Returns distribution and version, by role, of the plug-ins that these blocks name.
 
     They are part of a run's inputs, so rows of two versions are not mixed.
     """
     origins = {
-        "protocol_plugin": PROTOCOLS.origin(recipe.agent.protocol),
-        "reward_plugin": SCHEMES.origin(recipe.rewards.scheme),
-        "retriever_plugin": RETRIEVERS.origin(recipe.retrieval.kind),
+        "protocol_plugin": PROTOCOLS.origin(agent.protocol),
+        "reward_plugin": SCHEMES.origin(rewards.scheme),
+        "retriever_plugin": RETRIEVERS.origin(retrieval.kind),
     }
     return {role: origin for role, origin in origins.items() if origin is not None}

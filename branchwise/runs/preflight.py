@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from branchwise.agent import AgentProtocol, protocol_of, require_token_ids
+from branchwise.agent import AgentProtocol, require_token_ids
 from branchwise.base import BranchwiseError, ConfigError, Faults, proxy_for, shown_url
-from branchwise.engines import ModelSettings, installed_vllm, served_files
-from branchwise.retrieval import HttpSettings
+from branchwise.engines import ModelSettings, Sampling, installed_vllm, served_files
+from branchwise.evaluation import PolicyUnderTest
+from branchwise.retrieval import HttpSettings, RetrievalSettings
 from branchwise.rewards import reward_model_digest
 from branchwise.sources import Data, existing
 from branchwise.weights import check_embedded, policy_files, validated_policy_files
@@ -28,8 +29,8 @@ from .endpoint_check import (
     policy_call,
     verifier_call,
 )
-from .factories import WARM_START, engine_for, model_folder, sampling_for
-from .recipe import JUDGE, Recipe
+from .factories import WARM_START, engine_for, model_folder
+from .recipe import JUDGE, LimitSettings, Recipe
 from .stage import StageContext
 
 Check = tuple[str, Callable[[], object]]
@@ -96,9 +97,9 @@ def evaluated(recipe: Recipe, run: Path, *, policy_works: bool = True) -> Iterat
     models = recipe.evaluated_models(run.name)
     calls = {
         f"evaluation.policies.{name}" if recipe.evaluation.policies else "policy": policy_call(
-            policy, sampling_for(policy.policy, policy.evaluation.temperature)
+            policy.protocol, policy.sampling, recipe.seed
         )
-        for name, policy in recipe.policy_recipes(run.name).items()
+        for name, policy in recipe.policies_under_test(run.name).items()
     }
     if recipe.answer_judge is not None and recipe.evaluation.judge is not None:
         models[JUDGE] = recipe.answer_judge
@@ -111,9 +112,8 @@ def evaluated(recipe: Recipe, run: Path, *, policy_works: bool = True) -> Iterat
             continue  # `servers` and `weights` check it
         trained = Path(model.model).is_relative_to(to_train)
         if model.engine == "openai" or (model.base_url is not None and not trained):
-            sampling = sampling_for(model, recipe.evaluation.temperature)
-            call = calls.get(setting, plain_call(sampling))
-            yield setting, partial(_check_endpoint, setting, model, recipe, call, draw=True)
+            call = calls.get(setting, plain_call(Sampling.of(model, temperature)))
+            yield setting, partial(_check_endpoint, setting, model, recipe.limits, call, draw=True)
         elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
         if not trained:
@@ -138,14 +138,6 @@ def cannot_serve_trained_reason(policy: ModelSettings) -> str | None:
     return None
 
 
-def weights(recipe: Recipe) -> Iterator[Check]:
-    """Yields checks of the files of models that run on this machine."""
-    for role, model in recipe.annotating_models.items():
-        yield from model_files(role, model)
-    if recipe.active_reward_model is not None:
-        yield "reward_model", partial(reward_model_digest, Path(recipe.active_reward_model))
-
-
 def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
     """Yields the check of a model's files, if it runs on this machine."""
     if model.engine == "openvino":
@@ -154,19 +146,25 @@ def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
         yield role, partial(_sound_if_ours, model.model)
 
 
-def start_files(setting: str, recipe: Recipe, start: str) -> Iterator[Check]:
-    """Yields the check that the embedded engine, if the recipe uses it, can run what is trained.
+def reward_model_files(folder: str | None) -> Iterator[Check]:
+    """Yields the check of a reward model's files, if there is one."""
+    if folder is not None:
+        yield "reward_model", partial(reward_model_digest, Path(folder))
+
+
+def start_files(setting: str, policy: ModelSettings, start: str) -> Iterator[Check]:
+    """Yields the check that the embedded engine, if the policy uses it, can run what is trained.
 
     With an endpoint, checks that the weights are named.
 
     Args:
         setting: Setting that names `start`.
-        recipe: Recipe of the training.
+        policy: Settings of the recipe's policy.
         start: Model to train.
     """
-    if recipe.policy.engine == "openvino":
+    if policy.engine == "openvino":
         yield setting, partial(_runs_embedded, start)
-    elif recipe.policy.engine == "openai" and start == recipe.policy.model:
+    elif policy.engine == "openai" and start == policy.model:
         yield setting, partial(_names_weights, start)
 
 
@@ -190,39 +188,56 @@ def _sound_if_ours(model: str) -> None:
         validated_policy_files(model)
 
 
-def servers(
-    recipe: Recipe, *, temperature: float | None = None, draw: bool = False
-) -> Iterator[Check]:
-    """Yields checks of model endpoints, the search server, and vLLM if a stage must start it.
+def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
+    """Yields checks of all servers that an annotation needs.
 
     Args:
         recipe: Recipe to check.
-        temperature: Temperature of the stage's requests, if it is not that of the models' settings.
         draw: Whether to make every model's first call. An endpoint may list its models and refuse
             to run them.
     """
-    protocol = protocol_of(recipe.agent)
-    calls = {"policy": policy_call(recipe, sampling_for(recipe.policy, temperature))}
+    policy = PolicyUnderTest(recipe.policy, recipe.agent, recipe.policy.temperature)
+    yield from policy_server(policy, recipe.seed, recipe.limits, draw=draw)
+    calls: dict[str, Ask] = {}
     if recipe.active_judge is not None:
-        calls["judge"] = judge_call(recipe, recipe.active_judge)
+        calls["judge"] = judge_call(policy.protocol, recipe.active_judge)
     if recipe.active_verifier is not None:
-        calls["verifier"] = verifier_call(recipe, recipe.active_verifier)
-    for role, model in recipe.annotating_models.items():
-        if model.engine == "vllm" and model.base_url is None:
-            yield role, installed_vllm
-        elif model.engine != "openvino":
-            continued = protocol if role == "policy" and protocol.continues else None
-            yield (
-                role,
-                partial(_check_endpoint, role, model, recipe, calls[role], continued, draw=draw),
-            )
-    yield from search_server(recipe)
+        calls["verifier"] = verifier_call(policy.protocol, recipe.active_verifier, recipe.seed)
+    models = recipe.annotating_models
+    for role, call in calls.items():
+        yield from _server(role, models[role], recipe.limits, call, draw=draw)
+    yield from search_server(recipe.retrieval)
 
 
-def search_server(recipe: Recipe) -> Iterator[Check]:
+def policy_server(
+    policy: PolicyUnderTest, seed: int, limits: LimitSettings, *, draw: bool = False
+) -> Iterator[Check]:
+    """Yields the check of a policy's endpoint, or of vLLM if a stage must start it."""
+    protocol = policy.protocol
+    call = policy_call(protocol, policy.sampling, seed)
+    continued = protocol if protocol.continues else None
+    yield from _server("policy", policy.model, limits, call, continued, draw=draw)
+
+
+def _server(
+    role: str,
+    model: ModelSettings,
+    limits: LimitSettings,
+    call: Ask,
+    continued: AgentProtocol | None = None,
+    *,
+    draw: bool = False,
+) -> Iterator[Check]:
+    if model.engine == "vllm" and model.base_url is None:
+        yield role, installed_vllm
+    elif model.engine != "openvino":
+        yield role, partial(_check_endpoint, role, model, limits, call, continued, draw=draw)
+
+
+def search_server(retrieval: RetrievalSettings) -> Iterator[Check]:
     """Yields the check of the search server, if the recipe has one."""
-    if isinstance(recipe.retrieval, HttpSettings):
-        yield "retrieval", partial(_search, recipe.retrieval.url)
+    if isinstance(retrieval, HttpSettings):
+        yield "retrieval", partial(_search, retrieval.url)
 
 
 def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
@@ -271,7 +286,7 @@ def _proxy_warning(setting: str, url: str | None, seen: str) -> Iterator[str]:
 def _check_endpoint(
     block: str,
     model: ModelSettings,
-    recipe: Recipe,
+    limits: LimitSettings,
     call: Ask,
     continued: AgentProtocol | None = None,
     *,
@@ -289,15 +304,14 @@ def _check_endpoint(
     # Vendors list models that reject some settings.
     draw = draw or server_kind(model) != "auto"
     # A whole reply may take as long as in the run.
-    timeout_s = recipe.limits.timeout_s
-    timeout_s = timeout_s if draw else min(timeout_s, CHECK_TIMEOUT_S)
-    hurried = recipe.limits.model_copy(
+    timeout_s = limits.timeout_s if draw else min(limits.timeout_s, CHECK_TIMEOUT_S)
+    hurried = limits.model_copy(
         update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
     )
 
     async def check() -> None:
         # A vLLM engine checks its endpoint when it is entered.
-        async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
+        async with engine_for(model, hurried) as engine:
             if isinstance(engine, OpenAIEngine) and not draw:
                 await engine.check()
             if continued is not None:

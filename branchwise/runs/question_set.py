@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from branchwise.agent import protocol_of
 from branchwise.base import ConfigError, object_inside
-from branchwise.retrieval import Retriever
+from branchwise.evaluation import PolicyUnderTest
 from branchwise.sources import Data, DataSettings, load_data, repeated_questions
 from branchwise.storage import TRAINED, load_manifest, read_parts, table_to_records
 from branchwise.types import Question
@@ -14,6 +13,7 @@ from branchwise.weights import TRAINING_RECORD
 
 from .inputs import questions_digest
 from .plugins import plugin_versions
+from .prepared import Prepared
 from .recipe import Recipe, identity
 
 
@@ -23,8 +23,8 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
     A question is dropped if it fits the protocol of none of the policies. If it fits some, the
     others skip it.
     """
-    policies = recipe.policy_recipes(recipe.name).values()
-    protocols = [protocol_of(policy.agent) for policy in policies]
+    policies = recipe.policies_under_test(recipe.name).values()
+    protocols = [policy.protocol for policy in policies]
 
     def unfit(question: Question) -> str | None:
         reasons = [protocol.unfit(question) for protocol in protocols]
@@ -59,50 +59,51 @@ def set_name(recipe: Recipe) -> str:
     return "-".join("+".join(dict.fromkeys(names)) for names in (sources, splits))
 
 
-def evaluation_identity(
-    recipe: Recipe,
-    limit: int | None,
-    candidates: Mapping[str, Any],
-    data: Data,
-    retriever: Retriever,
-) -> dict[str, Any]:
+def evaluation_identity(prepared: Prepared, candidates: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings, and digests of prompts, questions, index and weights, that decide answers.
 
     Args:
+        prepared: What the evaluation works with.
         candidates: Settings that affect the answers of each policy and baseline, by name.
     """
+    recipe, limit = prepared.recipe, prepared.context.limit
     baselines = {name: candidates[name] for name in recipe.evaluation.baselines}
     return {
         **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
-        **answering(recipe),
+        **answer_settings(recipe.usual_policy, recipe),
         "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
         "policies": {name: candidates[name] for name in candidates if name not in baselines},
-        "index_digest": retriever.digest,
-        "questions_digest": questions_digest(data.questions),
+        "index_digest": prepared.retriever.digest,
+        "questions_digest": questions_digest(prepared.data.questions),
         "baselines": baselines,
         "draw": recipe.evaluation.draw,
     }
 
 
-def answering(recipe: Recipe) -> dict[str, Any]:
-    """Returns the settings, and the digest of the prompts, that apply to every policy."""
-    passing, policy = {"model", "temperature", "price_per_million"}, identity(recipe.policy)
+def answer_settings(policy: PolicyUnderTest, recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings of a policy that decide its answers, and the digest of its prompts.
+
+    Without its model, which has a digest.
+    """
+    passing, model = {"model", "temperature", "price_per_million"}, identity(policy.model)
     return {
-        "agent": recipe.agent.model_dump(mode="json"),
-        "policy": {name: policy[name] for name in policy if name not in passing},
-        "temperature": recipe.evaluation.temperature,
-        "prompt_hash": protocol_of(recipe.agent).prompt_hash,
-        **plugin_versions(recipe),
+        "agent": policy.agent.model_dump(mode="json"),
+        "policy": {name: model[name] for name in model if name not in passing},
+        "temperature": policy.temperature,
+        "prompt_hash": policy.protocol.prompt_hash,
+        **plugin_versions(policy.agent, recipe.rewards, recipe.retrieval),
     }
 
 
-def check_no_overlap(run: Path, policies: Iterable[Recipe], questions: Sequence[Question]) -> None:
+def check_no_overlap(
+    run: Path, policies: Iterable[PolicyUnderTest], questions: Sequence[Question]
+) -> None:
     """Rejects questions that this run, or a policy's training run, was annotated or trained with.
 
     Raises:
         ConfigError: If some overlap, by id or by text.
     """
-    trained = (_trained_on(policy.policy.trainable) for policy in policies)
+    trained = (_trained_on(policy.model.trainable) for policy in policies)
     for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
         if seen := repeated_questions(questions, _learned_from(folder)):
             raise ConfigError(

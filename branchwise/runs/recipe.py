@@ -21,7 +21,12 @@ from branchwise.analysis import LABELS
 from branchwise.annotation import PairSettings
 from branchwise.base import NamedBlock, Settings, shared_settings
 from branchwise.engines import JudgeSettings, ModelSettings
-from branchwise.evaluation import EvaluatedPolicy, EvaluationSettings, PolicyName
+from branchwise.evaluation import (
+    EvaluatedPolicy,
+    EvaluationSettings,
+    PolicyName,
+    PolicyUnderTest,
+)
 from branchwise.mcts import SEARCH_SETTINGS, SearchSettings, TreeSettings
 from branchwise.retrieval import Bm25Settings, RetrievalBlock
 from branchwise.rewards import RewardScheme, RewardSettings, SpreSettings, scheme_of
@@ -199,6 +204,11 @@ class LimitSettings(Settings):
     max_hours: float | None = Field(default=None, gt=0)
     max_failed_share: float = Field(default=0.05, ge=0, le=1)
 
+    def questions_in_flight(self, policy: ModelSettings) -> int:
+        """Returns the number of questions that a policy works on at once."""
+        fitting = 24 if policy.engine == "openvino" else 256
+        return self.max_questions_in_flight or fitting
+
 
 class EvaluationConfig(EvaluationSettings):
     """Evaluation and its questions.
@@ -320,51 +330,40 @@ class Recipe(Settings):
         return self.reward_model if searched or self.pairs.score == "reward_model" else None
 
     @property
-    def questions_in_flight(self) -> int:
-        """Number of questions processed at once."""
-        fitting = 24 if self.policy.engine == "openvino" else 256
-        return self.limits.max_questions_in_flight or fitting
+    def usual_policy(self) -> PolicyUnderTest:
+        """The recipe's own policy, as an evaluation without `evaluation.policies` runs it."""
+        return PolicyUnderTest(self.policy, self.agent, self.evaluation.temperature)
 
-    def policy_recipes(self, run: str) -> dict[str, "Recipe"]:
-        """Returns, for every evaluated policy, this recipe with the policy's settings, by name.
+    def policies_under_test(self, run: str) -> dict[str, PolicyUnderTest]:
+        """Returns the policies of `evaluation.policies`, by name.
 
         Args:
             run: Name of the run; replaces `{run}` in model names.
         """
         named = self.evaluation.policies or {"policy": EvaluatedPolicy(model=self.policy.model)}
         greedy = self.evaluation.temperature
-        return {name: self._with_policy(policy, run, greedy) for name, policy in named.items()}
+        return {name: self._under_test(policy, run, greedy) for name, policy in named.items()}
 
-    def rater_recipe(self, run: str) -> "Recipe":
-        """Returns this recipe with the rater of questions as its only policy.
-
-        Its `evaluation.temperature` is the temperature of the rater's rollouts. See
-        `policy_recipes` for `run`.
-        """
+    def rater(self, run: str) -> PolicyUnderTest:
+        """Returns the policy that rates questions; see `policies_under_test` for `run`."""
         rater = self.difficulty.policy or EvaluatedPolicy(model=self.policy.model)
-        recipe = self._with_policy(rater, run, 1.0)
-        alone = recipe.evaluation.model_copy(update={"policies": {}, "judge": None})
-        return recipe.model_copy(update={"evaluation": alone, "judge": None, "verifier": None})
+        return self._under_test(rater, run, 1.0)
 
-    def reader_recipe(self, run: str) -> "Recipe":
-        """Returns this recipe with the model of the baselines as its only policy.
-
-        See `policy_recipes` for `run`.
-        """
+    def reader(self, run: str) -> PolicyUnderTest:
+        """Returns the policy of the baselines; see `policies_under_test` for `run`."""
         untrained = "packaged" if self.policy.engine == "openvino" else self.policy.model
         reader = self.evaluation.baseline_model or EvaluatedPolicy(model=untrained)
-        return self._with_policy(reader, run, self.evaluation.temperature)
+        return self._under_test(reader, run, self.evaluation.temperature)
 
-    def _with_policy(self, policy: EvaluatedPolicy, run: str, temperature: float) -> "Recipe":
+    def _under_test(self, policy: EvaluatedPolicy, run: str, temperature: float) -> PolicyUnderTest:
+        # Only the settings that the block names: all others are those of `policy:` and `agent:`,
+        # and those of the endpoint only if it is the same one.
         settings = {name: getattr(policy, name) for name in policy.model_fields_set - {"agent"}}
         settings["model"] = policy.model.replace("{run}", run)
+        # Apart, because `policy.temperature` is for the search, not for an evaluation.
         temperature = settings.pop("temperature", temperature)
-        blocks = {
-            "policy": _with_settings(self.policy, settings),
-            "agent": agent_with_protocol(self.agent, policy.agent),
-            "evaluation": self.evaluation.model_copy(update={"temperature": temperature}),
-        }
-        return self.model_copy(update=blocks)
+        agent = agent_with_protocol(self.agent, policy.agent)
+        return PolicyUnderTest(_with_settings(self.policy, settings), agent, temperature)
 
     @property
     def answer_judge(self) -> JudgeSettings | None:
@@ -377,13 +376,13 @@ class Recipe(Settings):
         return _with_settings(self.judge or JudgeSettings(), settings)
 
     def evaluated_models(self, run: str) -> dict[str, ModelSettings]:
-        """Returns the models that an evaluation asks, by setting; see `policy_recipes`."""
+        """Returns the models that an evaluation asks, by setting; see `policies_under_test`."""
         models = {
-            f"evaluation.policies.{name}" if self.evaluation.policies else "policy": recipe.policy
-            for name, recipe in self.policy_recipes(run).items()
+            f"evaluation.policies.{name}" if self.evaluation.policies else "policy": policy.model
+            for name, policy in self.policies_under_test(run).items()
         }
         if set(self.evaluation.baselines) - {"majority"}:
-            models["evaluation.baseline_model"] = self.reader_recipe(run).policy
+            models["evaluation.baseline_model"] = self.reader(run).model
         return models
 
     def question_sets(self) -> Iterator[tuple[str, SetSettings]]:
@@ -400,7 +399,7 @@ class Recipe(Settings):
         the policy, and the answer judge, by setting.
         """
         models = self.evaluated_models(self.name)
-        models["difficulty.policy"] = self.rater_recipe(self.name).policy
+        models["difficulty.policy"] = self.rater(self.name).model
         here = _endpoint_and_price(self.policy)
         others = {
             name: model for name, model in models.items() if _endpoint_and_price(model) != here

@@ -278,7 +278,7 @@ def _difficulty(recipe: Recipe) -> Iterator[str]:
             f"difficulty.easy, medium, rollouts: a label would never be used ({easy}, {medium}, "
             f"{most}). Make each larger than the one before"
         )
-    if recipe.rater_recipe(recipe.name).evaluation.temperature == 0:
+    if recipe.rater(recipe.name).temperature == 0:
         yield (
             f"difficulty.policy.temperature: all {most} rollouts of a question are the same (0). "
             "Remove it"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from branchwise.base import ConfigError, digest_of, object_inside, reject_special_files
-from branchwise.engines import PRECISIONS, served_files
+from branchwise.engines import PRECISIONS, model_digest, served_files
 from branchwise.rewards import KIND as REWARD_MODEL
 from branchwise.storage import load_manifest, read_parts
 from branchwise.training import TrainingKind, TrainingRun
@@ -14,7 +14,6 @@ from branchwise.weights import TRAINING_RECORD, policy_digest, policy_files
 
 from .factories import WARM_START, model_folder
 from .folder import Run
-from .inputs import model_digest
 from .preflight import require, start_files
 from .stage import StageContext, checked_name
 
@@ -37,7 +36,7 @@ def validated_start_policy(
             does not exist, or the policy's engine could not run the trained policy.
     """
     start, policy = context.recipe.policy.trainable, run.recipe.policy
-    require(start_files("policy", context.recipe, start))
+    require(start_files("policy", context.recipe.policy, start))
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
     if "" in drawn:
         context.log(
@@ -52,7 +51,7 @@ def validated_start_policy(
         )
         return start
     files = policy_files(start)
-    digest = model_digest(policy.model_copy(update={"model": start}), run.recipe)
+    digest = model_digest(policy.model_copy(update={"model": start}))
     others = drawn - {digest, *(policy_digest(files, precision) for precision in PRECISIONS)}
     if others and not allow_off_policy_pairs:
         raise ConfigError(

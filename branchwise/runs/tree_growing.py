@@ -17,21 +17,16 @@ from branchwise.annotation import (
     RewardModelEvaluator,
     RolloutEvaluator,
 )
-from branchwise.base import Log, digest_of, map_concurrently
-from branchwise.engines import Engine
+from branchwise.base import digest_of, map_concurrently
+from branchwise.engines import Engine, Sampling
 from branchwise.mcts import TreeSettings
-from branchwise.retrieval import Retriever
 from branchwise.rewards import RewardModel, RewardScheme, scheme_of
 from branchwise.storage import Ledger
 from branchwise.types import Question
 
-from .cost_bounds import FREE, CostRange
-from .factories import (
-    environment_for,
-    open_engine,
-    replaying_engine,
-    sampling_for,
-)
+from .cost_bounds import CostRange, tree_cost
+from .factories import replaying_engine
+from .prepared import Prepared
 from .progress import Progress
 from .recipe import Recipe
 from .stage import Gate
@@ -54,27 +49,21 @@ class Reread:
 
 
 async def grow_questions(
-    recipe: Recipe,
+    prepared: Prepared,
     pending: Iterable[Question],
-    retriever: Retriever,
     ledger: Ledger,
     gate: Gate,
     progress: Progress,
-    log: Log,
-    replayed: Mapping[str, str] | None = None,
     reread: Reread | None = None,
-    bound: CostRange = FREE,
 ) -> AsyncGenerator[AnnotatedQuestion, None]:
     """Annotates pending questions until the gate closes; yields them as they finish.
 
+    As a limit nears, fewer questions begin, so that those in progress can be finished.
+
     Args:
-        log: Callback for messages about a failing endpoint.
-        replayed: Digests of the models by role, to replay their stored calls without the models;
-            None opens the models.
         reread: An earlier run whose replies are read again instead of being paid for.
-        bound: Bounds of the cost of a question. As a limit nears, fewer questions begin, so that
-            those in progress can be finished.
     """
+    bound, limits = bound_of_tree(prepared), prepared.recipe.limits
 
     async def work(question: Question) -> AnnotatedQuestion:
         progress.in_flight += 1
@@ -94,23 +83,20 @@ async def grow_questions(
 
     async with AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
-        for role, model in recipe.annotating_models.items():
+        for role, model in prepared.models.items():
             engine = (
-                open_engine(
-                    model, recipe, ledger, gate.check, log, reread.of(role) if reread else None
-                )
-                if replayed is None
-                else replaying_engine(model, replayed[role], ledger)
+                prepared.open_engine(model, ledger, gate, reread.of(role) if reread else None)
+                if prepared.replayed is None
+                else replaying_engine(model, prepared.replayed[role], ledger)
             )
             engines[role] = await stack.enter_async_context(engine)
-        annotator = annotator_for(
-            recipe, engines["policy"], engines.get("judge"), engines.get("verifier"), retriever
-        )
+        annotator = annotator_for(prepared, engines)
 
         def at_once() -> int:
             finished = progress.done - progress.resumed_from
             begun = sum(progress.partial.values())
-            return gate.fitting(recipe.questions_in_flight, finished, begun, bound)
+            most = limits.questions_in_flight(prepared.models["policy"])
+            return gate.fitting(most, finished, begun, bound)
 
         # Closed here, because the work must end before engines and ledger close.
         async with aclosing(map_concurrently(gate.admit(pending), work, at_once)) as finished:
@@ -118,28 +104,33 @@ async def grow_questions(
                 yield annotated
 
 
-def annotator_for(
-    recipe: Recipe,
-    policy: Engine,
-    judge: Engine | None,
-    verifier: Engine | None,
-    retriever: Retriever,
-) -> Annotator:
-    """Returns the recipe's annotator; judge and verifier are None if it does not use them."""
-    environment = environment_for(recipe, policy, retriever)
+def bound_of_tree(prepared: Prepared) -> CostRange:
+    """Returns bounds of the cost of a question's tree."""
+    recipe, protocol = prepared.recipe, prepared.protocol
+    return tree_cost(prepared.models, protocol, recipe.mcts, prepared.data, recipe.retrieval.top_k)
+
+
+def annotator_for(prepared: Prepared, engines: Mapping[str, Engine]) -> Annotator:
+    """Returns the annotator.
+
+    Args:
+        prepared: What the stage works with.
+        engines: Open engines of its models, by role.
+    """
+    recipe, environment = prepared.recipe, prepared.environment(engines["policy"])
     reward_model = reward_model_for(recipe)
     scored_by = reward_model if recipe.pairs.score == "reward_model" else None
-    scheme = scheme_of(recipe, verifier)
+    scheme = scheme_of(recipe, engines.get("verifier"))
     return Annotator(
         environment=environment,
-        evaluator=_evaluator(recipe, environment, scheme, judge, reward_model),
+        evaluator=_evaluator(recipe, environment, scheme, engines.get("judge"), reward_model),
         search=recipe.mcts,
-        sampling=sampling_for(recipe.policy, recipe.mcts.temperature),
+        sampling=Sampling.of(recipe.policy, recipe.mcts.temperature),
         labeller=Labeller(
             scheme,
             recipe.pairs,
             environment.prompt,
-            provenance_of(recipe, policy.digest, scored_by),
+            provenance_of(recipe, environment.engine.digest, scored_by),
             scored_by,
         ),
     )
@@ -190,5 +181,5 @@ def _evaluator(
         )
     if search.uses("reward_model") and reward_model is not None:
         return RewardModelEvaluator(reward_model, environment.prompt)
-    drawn = sampling_for(recipe.policy, search.rollout_temperature)
+    drawn = Sampling.of(recipe.policy, search.rollout_temperature)
     return RolloutEvaluator(environment, drawn, search.rollouts, scheme)

@@ -13,7 +13,8 @@ from typing import Any
 
 from branchwise.annotation import AnnotatedQuestion
 from branchwise.base import terminal_safe
-from branchwise.runs import Run, empty_replies, estimates, model_digest, spending
+from branchwise.runs import Run, empty_replies, estimates, spending
+from branchwise.sources import Data
 from branchwise.storage import (
     Ledger,
     Part,
@@ -42,22 +43,23 @@ class Committer:
     """Commits finished questions.
 
     Attributes:
-        notes: Numbers of dropped or noted data rows, by reason.
+        digests: Digests of the models, by role.
     """
 
     run: Run
     ledger: Ledger
-    questions: Sequence[Question]
-    notes: Mapping[str, int]
+    data: Data
+    digests: Mapping[str, str]
     _waiting: list[AnnotatedQuestion] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
     def pending(self) -> list[Question]:
         """Returns questions without a committed tree, in the run's order; retries failed ones."""
-        if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
-            self._write([self._part("questions", self.questions, None)])
-        done = question_ids(self.run.folder, "trees")
-        return [q for q in self.questions if q.id not in done]
+        questions = self.data.questions
+        if question_ids(self.run.folder, "questions") != {q.id for q in questions}:
+            self._write([self._part("questions", questions, None)])
+        finished_ids = question_ids(self.run.folder, "trees")
+        return [question for question in questions if question.id not in finished_ids]
 
     def add(self, annotated: AnnotatedQuestion) -> None:
         """Adds a finished question; commits when a part is full."""
@@ -65,7 +67,7 @@ class Committer:
             self._failures.append(annotated.failure)
             return
         self._waiting.append(annotated)
-        most = min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART)
+        most = min(len(self.data.questions) // PARTS, MOST_QUESTIONS_A_PART)
         if len(self._waiting) >= max(QUESTIONS_A_PART, most):
             self.flush()
 
@@ -102,7 +104,7 @@ class Committer:
         manifest = load_manifest(self.run.folder)
         return {
             "run": str(self.run.folder),
-            "questions": len(self.questions),
+            "questions": len(self.data.questions),
             "questions_done": len(question_ids(self.run.folder, "trees")),
             "questions_failed": len(failures),
             "nodes": manifest.rows("trees"),
@@ -113,7 +115,7 @@ class Committer:
 
     def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
         """Counts everything dropped or noted in the run, by reason."""
-        counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
+        counts = Counter({f"data: {reason}": n for reason, n in self.data.notes.items()})
         for part in load_manifest(self.run.folder).of("trees"):
             counts.update(part.counts)
         counts.update(f"{FAILED}: {failure.kind}" for failure in failures)
@@ -124,10 +126,11 @@ class Committer:
         return dict(counts)
 
     def _served_model_mismatches(self) -> Counter[str]:
-        recipe, counts = self.run.recipe, Counter[str]()
-        remote = (m for m in recipe.annotating_models.values() if m.engine == "openai")
+        counts = Counter[str]()
+        models = self.run.recipe.annotating_models.items()
         # Roles with one model share its digest and so its calls.
-        for digest, model in {model_digest(model, recipe): model for model in remote}.items():
+        remote = {self.digests[role]: m for role, m in models if m.engine == "openai"}
+        for digest, model in remote.items():
             for name, n in self.ledger.count_calls("model", digest).items():
                 if name != model.model:
                     counts[f"warning: {model.model} answered as {terminal_safe(name)}"] += n

@@ -21,11 +21,11 @@ from typing import Annotated, Any
 import pyarrow.compute as pc
 
 from branchwise.base import ConfigError, Sheet, StorageError, terminal_safe
-from branchwise.retrieval import Retriever
 from branchwise.runs import (
     LIMIT_REACHED,
     TREE_CALLS,
     Gate,
+    Prepared,
     Progress,
     Recipe,
     Reread,
@@ -34,8 +34,8 @@ from branchwise.runs import (
     StageResult,
     adds_questions,
     annotation_inputs,
+    bound_of_tree,
     check_not_fewer,
-    check_run_folder,
     describe_costs,
     describe_search,
     empty_reply_advice,
@@ -46,26 +46,19 @@ from branchwise.runs import (
     identity,
     log_notes,
     noted_model_digests,
-    open_data,
-    open_index,
     open_run,
     outdated_weights_warning,
+    prepare,
     require,
     servers,
-    tree_cost,
-    weights,
     write_card,
 )
-from branchwise.sources import Data
 from branchwise.storage import question_ids, read_parts
 
 from .commit import FAILED, Committer
 
 INVALID_REPLY_WARNING_SHARE = 0.9
 """Share of invalid replies from which the model is the reason for missing pairs."""
-
-Replayed = Mapping[str, str] | None
-"""Digests of the models by role, if their stored calls are replayed without the models."""
 
 
 def annotate(
@@ -74,33 +67,34 @@ def annotate(
     reread: Annotated[Path | None, "run whose stored replies are read again, not paid"] = None,
 ) -> StageResult:
     """Runs the stage (see module)."""
-    recipe = context.limited_recipe
     if replay and reread is not None:
         raise ConfigError("--reread makes a new run, which has no calls to --replay: drop one")
     earlier = None if reread is None else _earlier_run(context, reread)
     replayed = noted_model_digests(existing_run(context.run)) if replay else None
-    data = _check(context, recipe, replayed)
-    done = question_ids(context.run, "trees") if context.run.is_dir() else set()
-    pending = sum(question.id not in done for question in data.questions)
+    models = context.recipe.annotating_models
+    prepared = prepare(context, models, replayed=replayed, mixes_rows=False)
+    _announce(prepared)
+    questions = prepared.data.questions
+    finished_ids = question_ids(context.run, "trees") if context.run.is_dir() else set()
+    pending = sum(question.id not in finished_ids for question in questions)
     if context.dry_run:
         units = pending, pending
-        bounds = tree_cost(recipe, data).times(units)
+        bounds = bound_of_tree(prepared).times(units)
         estimate = estimate_from_run(
-            context, TREE_CALLS, "trees", "question", units, bounds, recipe
+            context, TREE_CALLS, "trees", "question", units, bounds, models
         )
-        return estimate.report(context, questions=len(data.questions))
+        return estimate.report(context, questions=len(questions))
     if pending and replayed is None:  # a finished run needs no endpoint
-        require(servers(recipe))
-    retriever = open_index(recipe, data.passages, context.log)
-    inputs = annotation_inputs(recipe, data, retriever, replayed)
-    grown = ("questions",) if adds_questions(context.run, data.questions) else ()
-    run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
+        require(servers(prepared.recipe))
+    extended = ("questions",) if adds_questions(context.run, questions) else ()
+    facts, inputs = {"data": prepared.data.notes}, annotation_inputs(prepared)
+    run = open_run(context.run, prepared.recipe, facts, inputs, extended)
     with ExitStack() as stack:
         rereading = None
         if earlier is not None:
             calls = stack.enter_context(earlier.open_ledger())
             rereading = Reread(calls, noted_model_digests(earlier))
-        return asyncio.run(_grow(context, run, data, retriever, replayed, rereading))
+        return asyncio.run(_grow(prepared, run, rereading))
 
 
 def _earlier_run(context: StageContext, folder: Path) -> Run:
@@ -129,58 +123,40 @@ def _models(recipe: Recipe) -> dict[str, dict[str, Any]]:
     return {role: identity(model) | {"reasoning": "auto"} for role, model in models}
 
 
-def _check(context: StageContext, recipe: Recipe, replayed: Replayed) -> Data:
-    """Reads the data, logs the plan, and checks everything that needs no endpoint."""
+def _announce(prepared: Prepared) -> None:
+    """Logs the plan and what was noted about it.
+
+    Raises:
+        ConfigError: If the plan cannot work, or would leave out questions of the run.
+    """
+    context, recipe, data = prepared.context, prepared.recipe, prepared.data
     if recipe.pairs.confirmed:
         raise ConfigError(
             "pairs.confirmed: needs fresh rollouts of the finished trees. Annotate without it, "
             "then run `branchwise diagnose` and `branchwise relabel --set pairs.confirmed=true`"
         )
-    data = open_data(recipe)
     context.log(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
-        f"{describe_search(recipe.mcts)}, labels: {recipe.scheme.describe()}"
+        f"{describe_search(recipe.mcts)}, labels: {prepared.scheme.describe()}"
     )
     policy = f"{recipe.policy.engine}:{terminal_safe(recipe.policy.model)}"
     context.log(f"policy {policy}; run folder {terminal_safe(str(context.run))}")
     log_notes(context, recipe, data)
-    # Before the run folder has a recipe in it, which the fixed command would not be let change.
-    check_run_folder(context.run, recipe)
     check_not_fewer(context.run, data.questions, recipe.data.limit)
-    if replayed is None:
-        require(weights(recipe))
     if warning := outdated_weights_warning(recipe):
         context.log(warning)
-    return data
 
 
-async def _grow(
-    context: StageContext,
-    run: Run,
-    data: Data,
-    retriever: Retriever,
-    replayed: Replayed,
-    reread: Reread | None,
-) -> StageResult:
-    recipe = run.recipe
+async def _grow(prepared: Prepared, run: Run, reread: Reread | None) -> StageResult:
+    """Grows the pending trees, commits them, and reports."""
+    context, recipe, data = prepared.context, prepared.recipe, prepared.data
     with run.open_ledger() as ledger:
-        committer = Committer(run, ledger, data.questions, data.notes)
+        committer = Committer(run, ledger, data, prepared.digests)
         pending = committer.pending()
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("annotate", len(data.questions), grows=True, spent=ledger.totals)
         progress.done = progress.resumed_from = len(data.questions) - len(pending)
-        growing = grow_questions(
-            recipe,
-            pending,
-            retriever,
-            ledger,
-            gate,
-            progress,
-            context.log,
-            replayed,
-            reread,
-            tree_cost(recipe, data),
-        )
+        growing = grow_questions(prepared, pending, ledger, gate, progress, reread)
         with gate.listening():
             try:
                 if pending:

@@ -27,6 +27,7 @@ from branchwise.base import (
     atomic_write_text,
     object_inside,
 )
+from branchwise.engines import model_digest
 from branchwise.rewards import naming
 from branchwise.runs import (
     MEMORY_SETTINGS,
@@ -50,15 +51,15 @@ from branchwise.runs import (
     evaluate_on_dev,
     flat,
     load_recipe,
-    model_digest,
+    model_files,
     open_data,
     open_run,
     overrides,
     questions_of,
     require,
     require_matplotlib,
+    reward_model_files,
     stalled,
-    weights,
     write_curriculum_report,
 )
 from branchwise.weights import policy_files
@@ -105,7 +106,7 @@ def curriculum(context: StageContext) -> StageResult:
     course.runner.folder.mkdir(exist_ok=True)
     try:
         with RunLock(course.runner.folder / "curriculum.lock"):
-            record_start_policy(course.runner.folder, recipe, model_digest(recipe.policy, recipe))
+            record_start_policy(course.runner.folder, recipe, model_digest(recipe.policy))
             final = course.run()
     except StageStopped as stopped:
         context.log(f"curriculum: {stopped}")
@@ -132,14 +133,15 @@ def check_curriculum(context: StageContext) -> None:
     begun = context.run / FOLDER / BEGUN
     if begun.exists():
         check_unchanged(context.run, _fixed_settings(load_recipe(begun)), _fixed_settings(recipe))
-    # Each cycle scores pairs with its own reward model, not that of the recipe.
-    by_label = recipe.pairs.model_copy(update={"score": "labels"})
-    require(weights(recipe.model_copy(update={"pairs": by_label})))
+    for role, model in recipe.annotating_models.items():
+        require(model_files(role, model))
+    if recipe.mcts.uses("reward_model"):  # each cycle scores pairs with its own reward model
+        require(reward_model_files(recipe.reward_model))
     if recipe.curriculum.reward_model:
         policy_files(encoder_of(recipe))
     cycles, each = recipe.curriculum.cycles.total, questions_of(recipe)
     all_of_them = recipe.data.model_copy(update={"limit": cycles * each})
-    available = len(open_data(recipe, all_of_them).questions)
+    available = len(open_data(recipe.model_copy(update={"data": all_of_them})).questions)
     if available < cycles * each:
         raise ConfigError(
             f"curriculum: {cycles} cycles need {each} questions each, but there are {available}: "

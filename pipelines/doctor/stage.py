@@ -25,9 +25,10 @@ from branchwise.runs import (
     failed_checks,
     log_notes,
     missing_packages,
+    model_files,
+    reward_model_files,
     servers,
     start_files,
-    weights,
 )
 from branchwise.storage import check_cache_not_shared
 
@@ -63,8 +64,11 @@ def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     """Returns the problems that would stop this recipe here."""
     folder: Check = ("run", partial(check_run_folder, run))
     cache: Check = ("cache", check_cache_not_shared)
-    base = start_files("training.warm_start.base", recipe, recipe.training.warm_start.base)
-    yield from failed_checks(chain([folder, cache], data_files(recipe), weights(recipe), base))
+    base = start_files("training.warm_start.base", recipe.policy, recipe.training.warm_start.base)
+    models = recipe.annotating_models.items()
+    files = (check for role, model in models for check in model_files(role, model))
+    reward_model = reward_model_files(recipe.active_reward_model)
+    yield from failed_checks(chain([folder, cache], data_files(recipe), files, reward_model, base))
     at_servers = list(failed_checks(servers(recipe, draw=True)))
     yield from at_servers
     yield from failed_checks(evaluated(recipe, run, policy_works=not at_servers))

@@ -3,10 +3,9 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from branchwise.agent import protocol_of
 from branchwise.base import BranchwiseError, StorageError
 from branchwise.engines import JudgeSettings
 from branchwise.evaluation import (
@@ -14,21 +13,20 @@ from branchwise.evaluation import (
     Evaluated,
     EvaluationJudge,
     answer_judge_hash,
-    askable,
+    fitting_questions,
 )
 from branchwise.runs import (
     Gate,
+    Prepared,
     Progress,
     Recipe,
     Run,
-    StageContext,
     attempt_each,
     identity,
     listed,
-    open_engine,
 )
 from branchwise.storage import Ledger, read_parts, table_to_records
-from branchwise.types import Prediction, Question
+from branchwise.types import Prediction
 
 from .candidates import Candidate
 
@@ -62,11 +60,10 @@ class AnswerJudging:
 
     def judge(
         self,
-        context: StageContext,
+        prepared: Prepared,
         ledger: Ledger,
         gate: Gate,
-        done: Mapping[str, Evaluated],
-        questions: Iterable[Question],
+        answers: Mapping[str, Evaluated],
     ) -> dict[str, Evaluated] | None:
         """Returns the predictions with verdicts; None if a limit stopped the judge.
 
@@ -76,7 +73,8 @@ class AnswerJudging:
         Raises:
             EndpointError: If a fault is fatal.
         """
-        rows = [row for answers in done.values() for row in answers.predictions]
+        context = prepared.context
+        rows = [row for evaluated in answers.values() for row in evaluated.predictions]
         responses = list(dict.fromkeys(filter(None, map(self._response, rows))))
         context.log(
             f"judge: {len(rows)} answers, at most {len(responses)} calls of {self.model.model} "
@@ -84,36 +82,39 @@ class AnswerJudging:
         )
         verdicts: dict[Response, Verdict] = {}
         if responses:
-            known = {(question.source, question.id): question for question in questions}
             with gate.listening():
-                verdicts = asyncio.run(self._judge_all(context, ledger, gate, responses, known))
+                verdicts = asyncio.run(self._judge_all(prepared, ledger, gate, responses))
         if len(verdicts) < len(responses):
             return None
-        if why := Counter(verdict for verdict in verdicts.values() if isinstance(verdict, str)):
+        missing = Counter(verdict for verdict in verdicts.values() if isinstance(verdict, str))
+        if missing:
             context.log(
-                f"judge: {why.total()} of {len(responses)} calls returned no verdict: {listed(why)}"
+                f"judge: {missing.total()} of {len(responses)} calls returned no verdict: "
+                f"{listed(missing)}"
             )
-        return {name: self._with_verdicts(answers, verdicts) for name, answers in done.items()}
+        return {name: self._with_verdicts(rows, verdicts) for name, rows in answers.items()}
 
     async def _judge_all(
         self,
-        context: StageContext,
+        prepared: Prepared,
         ledger: Ledger,
         gate: Gate,
         responses: list[Response],
-        known: Mapping[tuple[str, str], Question],
     ) -> dict[Response, Verdict]:
+        questions = {(row.source, row.id): row for row in prepared.data.questions}
+        recipe = prepared.recipe
         progress = Progress("eval judge", len(responses), spent=ledger.totals)
-        opened = open_engine(self.model, context.recipe, ledger, gate.check, context.log)
-        async with opened as engine, progress.shown(context.console):
-            judge = AnswerJudge(engine, self.model, self.how.prompt, context.recipe.seed)
+        opened = prepared.open_engine(self.model, ledger, gate)
+        async with opened as engine, progress.shown(prepared.context.console):
+            judge = AnswerJudge(engine, self.model, self.how.prompt, recipe.seed)
 
             async def judge_one(response: Response) -> Verdict:
                 source, question_id, text = response
-                is_right = await judge.is_right(known[source, question_id], text)
+                is_right = await judge.is_right(questions[source, question_id], text)
                 return UNREADABLE if is_right is None else is_right
 
-            at_once, admitted = context.recipe.questions_in_flight, gate.admit(responses)
+            at_once = recipe.limits.questions_in_flight(recipe.policy)
+            admitted = gate.admit(responses)
             return {
                 response: type(v).__name__ if isinstance(v, BranchwiseError) else v
                 async for response, v in attempt_each(admitted, judge_one, at_once, progress)
@@ -129,7 +130,9 @@ class AnswerJudging:
             return None
         return row.source, row.question_id, response
 
-    def _with_verdicts(self, answers: Evaluated, verdicts: Mapping[Response, Verdict]) -> Evaluated:
+    def _with_verdicts(
+        self, evaluated: Evaluated, verdicts: Mapping[Response, Verdict]
+    ) -> Evaluated:
         def score(row: Prediction) -> float | None:
             if (response := self._response(row)) is None:
                 return None if row.em is None else 0.0
@@ -137,10 +140,10 @@ class AnswerJudging:
 
         judged = [
             row.model_copy(update={"judge": score(row), "judge_model": self.model.model})
-            for row in answers.predictions
+            for row in evaluated.predictions
         ]
-        wrong = [replace(lost, judge=lost.em) for lost in answers.unanswered]
-        return replace(answers, predictions=judged, unanswered=wrong)
+        wrong = [replace(failed, judge=failed.em) for failed in evaluated.unanswered]
+        return replace(evaluated, predictions=judged, unanswered=wrong)
 
 
 def stored_answers(run: Run, candidate: Candidate, name: str) -> Evaluated | None:
@@ -148,7 +151,7 @@ def stored_answers(run: Run, candidate: Candidate, name: str) -> Evaluated | Non
 
     Rows of older versions do not count, because they lack verdicts.
     """
-    questions, skipped = askable(candidate.questions, protocol_of(candidate.recipe.agent))
+    questions, skipped = fitting_questions(candidate.questions, candidate.policy.protocol)
     try:
         table = read_parts(run.folder, f"eval/{candidate.name}/{name}/predictions")
     except StorageError:

@@ -4,31 +4,31 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from branchwise.agent import protocol_of
-from branchwise.base import ConfigError, Log, digest_of
-from branchwise.engines import Capabilities, Engine, NoCallEngine
-from branchwise.evaluation import BASELINES, Answering, Begin, Evaluated, Material, askable
-from branchwise.retrieval import Retriever
+from branchwise.base import digest_of
+from branchwise.engines import Capabilities, Engine, NoCallEngine, model_digest
+from branchwise.evaluation import (
+    BASELINES,
+    Answerer,
+    Begin,
+    Evaluated,
+    Material,
+    PolicyUnderTest,
+    fitting_questions,
+)
 from branchwise.runs import (
     Gate,
+    Prepared,
     Progress,
     Recipe,
-    StageContext,
     agent_with_protocol,
-    answering,
+    answer_settings,
     attempt_each,
     data_settings,
-    environment_for,
-    failed_checks,
-    model_digest,
-    model_files,
-    open_engine,
-    sampling_for,
 )
 from branchwise.sources import Data, folded_question, load_split
 from branchwise.storage import Ledger
@@ -40,14 +40,14 @@ class Candidate:
     """A policy or a baseline, with its settings.
 
     Attributes:
-        recipe: Recipe with the candidate's `policy`, `agent` and `evaluation.temperature`.
+        policy: Its model, protocol and temperature.
         questions: Its questions. Unanswerable ones are skipped unless the protocol can refuse.
         deciding: Settings that affect its answers, apart from the evaluation's own.
         asks_model: False if `begin` returns the answer.
     """
 
     name: str
-    recipe: Recipe
+    policy: PolicyUnderTest
     questions: tuple[Question, ...]
     deciding: Mapping[str, Any] = field(compare=False)
     begin: Begin | None = None
@@ -55,44 +55,32 @@ class Candidate:
     asks_model: bool = True
 
 
-def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
-    """Returns the recipe of every policy by name (see `Recipe.policy_recipes`).
-
-    Raises:
-        ConfigError: If weights of policies or baselines are missing or damaged.
-    """
-    models = recipe.evaluated_models(run.name)
-    checks = (check for item in models.items() for check in model_files(*item))
-    if missing := list(failed_checks(checks)):
-        raise ConfigError("\n".join(missing))
-    return recipe.policy_recipes(run.name)
+def policy_candidates(prepared: Prepared) -> Iterator[Candidate]:
+    """Yields the policies of the evaluation."""
+    recipe, questions = prepared.recipe, prepared.data.questions
+    for name, policy in recipe.policies_under_test(prepared.context.run.name).items():
+        yield Candidate(name, policy, questions, _deciding(policy, recipe))
 
 
-def policy_candidate(name: str, policy: Recipe, recipe: Recipe, data: Data) -> Candidate:
-    """Returns a policy of the evaluation as a candidate."""
-    return Candidate(name, policy, data.questions, _deciding(policy, recipe))
-
-
-def baseline_candidates(
-    recipe: Recipe, run: Path, data: Data, retriever: Retriever, log: Log
-) -> Iterator[Candidate]:
+def baseline_candidates(prepared: Prepared) -> Iterator[Candidate]:
     """Yields the baselines of the evaluation.
 
     Raises:
         ConfigError: If the questions of the split `train`, or the model, cannot be read.
     """
-    reader = recipe.reader_recipe(run.name)
+    recipe, data = prepared.recipe, prepared.data
+    reader = recipe.reader(prepared.context.run.name)
     material = Material(
         {passage.id: passage for passage in data.passages},
-        retriever,
+        prepared.retriever,
         recipe.retrieval.top_k,
-        lambda: _others(recipe, data),
+        lambda: _other_questions(recipe, data),
     )
     for name in recipe.evaluation.baselines:
         baseline = BASELINES[name](material)
         questions = tuple(filter(baseline.can_be_asked, data.questions))
         if left_out := len(data.questions) - len(questions):
-            log(f"{name}: {left_out} questions left out, {baseline.left_out}")
+            prepared.context.log(f"{name}: {left_out} questions left out, {baseline.left_out}")
         deciding = dict(baseline.deciding)
         if origin := BASELINES.origin(name):
             deciding["baseline_plugin"] = origin
@@ -102,7 +90,7 @@ def baseline_candidates(
             deciding["prompt_hash"] = protocol_of(agent).prompt_hash
         yield Candidate(
             name,
-            reader.model_copy(update={"agent": agent}),
+            replace(reader, agent=agent),
             questions,
             deciding,
             baseline.begin,
@@ -111,27 +99,26 @@ def baseline_candidates(
         )
 
 
-def _deciding(policy: Recipe, recipe: Recipe) -> dict[str, Any]:
+def _deciding(policy: PolicyUnderTest, recipe: Recipe) -> dict[str, Any]:
     """Returns a candidate's model, and those of its settings that are not the recipe's."""
-    common, model = answering(recipe), policy.policy
-    differing = {key: value for key, value in answering(policy).items() if value != common[key]}
-    return {"model": model.model, "digest": model_digest(model, policy), **differing}
+    usual, settings = (answer_settings(p, recipe) for p in (recipe.usual_policy, policy))
+    differing = {name: value for name, value in settings.items() if value != usual[name]}
+    return {"model": policy.model.model, "digest": model_digest(policy.model), **differing}
 
 
-def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
+def _other_questions(recipe: Recipe, data: Data) -> Iterator[Question]:
     evaluated = {folded_question(question.question) for question in data.questions}
     has_other_set = recipe.evaluation.set is not None or recipe.evaluation.mix
     settings = recipe.data if has_other_set else data_settings(recipe)
-    known = load_split(settings, "train", recipe.seed)
-    return (q for q in known if folded_question(q.question) not in evaluated)
+    trained = load_split(settings, "train", recipe.seed)
+    return (q for q in trained if folded_question(q.question) not in evaluated)
 
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """Retriever, ledger and limits that all candidates share."""
+    """Data, ledger and limits that all candidates share."""
 
-    context: StageContext
-    retriever: Retriever
+    prepared: Prepared
     ledger: Ledger
     gate: Gate
 
@@ -140,23 +127,22 @@ class PolicyEvaluation:
 
         Consecutive candidates with the same model share an engine.
         """
-        for _, group in groupby(candidates, key=lambda candidate: candidate.recipe.policy):
+        for _, group in groupby(candidates, key=lambda candidate: candidate.policy.model):
             with self.gate.listening():
                 results = asyncio.run(self._evaluate_group(list(group)))
             for name, result in results.items():
-                for why, count in result.skipped.items():
-                    self.context.log(f"{name}: {count} questions are left out, {why}")
+                for reason, count in result.skipped.items():
+                    self.prepared.context.log(f"{name}: {count} questions are left out, {reason}")
                 yield name, result
 
     async def _evaluate_group(self, group: list[Candidate]) -> dict[str, Evaluated]:
         """Evaluates the candidates of one model; stops after one that a limit stopped."""
-        recipe, results = group[0].recipe, dict[str, Evaluated]()
+        results = dict[str, Evaluated]()
         async with AsyncExitStack() as stack:
             model: Engine | None = None
             if any(candidate.asks_model for candidate in group):
-                opened = open_engine(
-                    recipe.policy, recipe, self.ledger, self.gate.check, self.context.log
-                )
+                settings = group[0].policy.model
+                opened = self.prepared.open_engine(settings, self.ledger, self.gate)
                 model = await stack.enter_async_context(opened)
             for candidate in group:
                 engine = model if candidate.asks_model and model else _without_calls(candidate)
@@ -166,27 +152,27 @@ class PolicyEvaluation:
         return results
 
     async def _evaluate(self, candidate: Candidate, engine: Engine) -> Evaluated:
-        recipe = candidate.recipe
-        answering = Answering(
-            environment_for(recipe, engine, self.retriever),
+        recipe, policy = self.prepared.recipe, candidate.policy
+        answerer = Answerer(
+            self.prepared.environment(engine, policy.protocol),
             candidate.name,
-            sampling_for(recipe.policy, recipe.evaluation.temperature),
+            policy.sampling,
             begin=candidate.begin,
             path=candidate.path,
             draw=recipe.evaluation.draw,
         )
-        questions, skipped = askable(candidate.questions, answering.environment.protocol)
+        questions, skipped = fitting_questions(candidate.questions, policy.protocol)
         progress = Progress(f"eval {candidate.name}", len(questions), spent=self.ledger.totals)
         attempts = attempt_each(
             self.gate.admit(range(len(questions))),
-            lambda place: answering.answer(questions[place]),
-            recipe.questions_in_flight,
+            lambda place: answerer.answer(questions[place]),
+            recipe.limits.questions_in_flight(policy.model),
             progress,
         )
-        async with progress.shown(self.context.console):
+        async with progress.shown(self.prepared.context.console):
             results = {place: result async for place, result in attempts}
         in_order = [(questions[place], results[place]) for place in sorted(results)]
-        return Evaluated.of(answering, in_order, skipped, pending=len(questions) - len(results))
+        return Evaluated.of(answerer, in_order, skipped, pending=len(questions) - len(results))
 
 
 def _without_calls(candidate: Candidate) -> Engine:

@@ -1,6 +1,7 @@
 """`make index`: builds the index; every stage that needs it also does so on demand."""
 
-from branchwise.runs import StageContext, StageResult, open_data, open_index
+from branchwise.retrieval import open_retriever
+from branchwise.runs import StageContext, StageResult, open_data
 
 
 def index(context: StageContext) -> StageResult:
@@ -10,6 +11,7 @@ def index(context: StageContext) -> StageResult:
     if context.dry_run:
         context.log(f"index: the {named} would be built, or found built")
         return StageResult({"passages": len(material.passages), "dry_run": True})
-    retriever = open_index(context.recipe, material.passages, context.log)
+    passages = list(material.passages)
+    retriever = open_retriever(context.recipe.retrieval, passages, log=context.log)
     context.log(f"{named} is ready")
     return StageResult({"passages": len(material.passages), "index_digest": retriever.digest})

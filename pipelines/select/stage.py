@@ -16,40 +16,37 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from branchwise.agent import Environment, protocol_of
+from branchwise.agent import Environment
 from branchwise.analysis import LABELS, UNSOLVED, difficulty_of, draw_stages
 from branchwise.base import BranchwiseError, atomic_write_text, digest_of, terminal_safe
-from branchwise.retrieval import Retriever
+from branchwise.engines import Sampling, model_digest
+from branchwise.evaluation import PolicyUnderTest
 from branchwise.rewards import AnswerScores
 from branchwise.runs import (
     BAD_INPUT,
     RATING_CALLS,
+    DifficultySettings,
     Gate,
+    Prepared,
     Progress,
-    Recipe,
     Run,
     StageContext,
     StageResult,
-    answering,
+    answer_settings,
     attempt_each,
-    check_run_folder,
-    environment_for,
     estimate_from_run,
     failure_code,
     log_costs,
     log_notes,
-    model_digest,
-    model_files,
-    open_engine,
-    open_index,
     open_or_begin,
+    policy_server,
+    prepare,
     questions_digest,
     require,
     rollout_cost,
-    sampling_for,
-    servers,
+    search_server,
 )
-from branchwise.sources import Data, line_of, load_data, unanswerable
+from branchwise.sources import line_of, load_data, unanswerable
 from branchwise.storage import (
     Ledger,
     load_manifest,
@@ -68,27 +65,28 @@ PATH = "select/root"
 def select(context: StageContext) -> StageResult:
     """Runs the stage (see module)."""
     recipe = context.limited_recipe
-    rater = recipe.rater_recipe(context.run.name)
-    unfit = protocol_of(rater.agent).unfit
+    rater = recipe.rater(context.run.name)
+    unfit = rater.protocol.unfit
     data = load_data(recipe.data, recipe.seed, unfit=lambda q: unanswerable(q) or unfit(q))
-    planned = _announce(context, rater, data)
-    check_run_folder(context.run, recipe)
-    require(model_files("difficulty.policy", rater.policy))
-    retriever: Retriever | None = None
+    models = {"difficulty.policy": rater.model}
+    prepared = prepare(context, models, recipe=recipe, data=data, mixes_rows=False)
+    planned = _announce(prepared, rater)
     rows: dict[str, Difficulty] = {}
     if context.run.is_dir() and question_ids(context.run, TABLE):
-        retriever = open_index(recipe, data.passages, context.log)  # which was built for these
-        rows = _valid_rows(context, data.questions, deciding_digest(rater, retriever))
+        rows = _valid_rows(context, data.questions, deciding_digest(prepared, rater))
     pending = [question for question in data.questions if question.id not in rows]
     if context.dry_run:
-        most = len(pending) * rater.difficulty.rollouts
+        most = len(pending) * recipe.difficulty.rollouts
         units, calls = (len(pending), len(pending)), (len(pending), most)
-        bounds = rollout_cost(rater, data).times(calls)
-        estimate = estimate_from_run(context, RATING_CALLS, TABLE, "question", units, bounds, rater)
+        bounds = rollout_cost(rater, data, recipe.retrieval.top_k).times(calls)
+        priced = {"policy": rater.model}
+        estimate = estimate_from_run(
+            context, RATING_CALLS, TABLE, "question", units, bounds, priced
+        )
         return estimate.report(context, **planned)
     if pending:
-        require(servers(rater, temperature=rater.evaluation.temperature))
-    retriever = retriever or open_index(recipe, data.passages, context.log)
+        require(policy_server(rater, recipe.seed, recipe.limits))
+        require(search_server(recipe.retrieval))
     # The run may hold trees of another number of questions, which its recipe must keep.
     run = open_or_begin(context.run, recipe, {"data": data.notes})
     with run.open_ledger() as ledger:
@@ -99,7 +97,7 @@ def select(context: StageContext) -> StageResult:
         if pending:
             with gate.listening():
                 rated = asyncio.run(
-                    rate_questions(context, rater, pending, retriever, ledger, gate, progress)
+                    rate_questions(prepared, rater, pending, ledger, gate, progress)
                 )
         rows |= {row.question_id: row for row in rated if isinstance(row, Difficulty)}
         failures = [row for row in rated if isinstance(row, Failure)]
@@ -117,21 +115,22 @@ def select(context: StageContext) -> StageResult:
     return StageResult({**totals, "stages": stages}, code)
 
 
-def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
-    protocol, rollouts = protocol_of(rater.agent), rater.difficulty.rollouts
+def _announce(prepared: Prepared, rater: PolicyUnderTest) -> dict[str, int]:
+    context, data, protocol = prepared.context, prepared.data, rater.protocol
+    rollouts = prepared.recipe.difficulty.rollouts
     most_calls = len(data.questions) * rollouts * protocol.max_calls
-    model, folder = terminal_safe(rater.policy.model), terminal_safe(str(context.run))
+    model, folder = terminal_safe(rater.model.model), terminal_safe(str(context.run))
     context.log(
         f"select: {len(data.questions):,} questions over {len(data.passages):,} passages, rater "
-        f"{rater.policy.engine}:{model} with the protocol {protocol.name} at temperature "
-        f"{rater.evaluation.temperature:g}; run folder {folder}"
+        f"{rater.model.engine}:{model} with the protocol {protocol.name} at temperature "
+        f"{rater.temperature:g}; run folder {folder}"
     )
     context.log(
-        f"cost: at most {most_calls:,} calls of at most {rater.policy.max_new_tokens:,} new tokens "
+        f"cost: at most {most_calls:,} calls of at most {rater.model.max_new_tokens:,} new tokens "
         f"({len(data.questions):,} questions, {rollouts} rollouts each until the first right "
         f"answer, {protocol.max_calls} calls a rollout); those in the ledger are free"
     )
-    log_notes(context, rater, data)
+    log_notes(context, prepared.recipe, data)
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 
@@ -207,41 +206,40 @@ def _write_stages(
 
 
 async def rate_questions(
-    context: StageContext,
-    rater: Recipe,
+    prepared: Prepared,
+    rater: PolicyUnderTest,
     pending: Sequence[Question],
-    retriever: Retriever,
     ledger: Ledger,
     gate: Gate,
     progress: Progress,
 ) -> list[Difficulty | Failure]:
     """Rates questions until the gate closes.
 
-    Args:
-        rater: The recipe with the rater as its policy (`Recipe.rater_recipe`).
-
     Raises:
         EndpointError: If a fault is fatal; a fault of a single question becomes a `Failure`.
     """
-    opened = open_engine(rater.policy, rater, ledger, gate.check, context.log)
-    async with opened as engine, progress.shown(context.console):
-        environment = environment_for(rater, engine, retriever)
-        rate = partial(_rate, rater, environment, deciding_digest(rater, retriever))
-        at_once = rater.questions_in_flight
+    settings, limits = prepared.recipe.difficulty, prepared.recipe.limits
+    opened = prepared.open_engine(rater.model, ledger, gate)
+    async with opened as engine, progress.shown(prepared.context.console):
+        environment = prepared.environment(engine, rater.protocol)
+        deciding = deciding_digest(prepared, rater)
+        rate = partial(_rate, settings, environment, rater.sampling, deciding)
+        at_once = limits.questions_in_flight(rater.model)
         return [
             Failure.of(question.id, "select", row) if isinstance(row, BranchwiseError) else row
             async for question, row in attempt_each(gate.admit(pending), rate, at_once, progress)
         ]
 
 
-def deciding_digest(rater: Recipe, retriever: Retriever) -> str:
+def deciding_digest(prepared: Prepared, rater: PolicyUnderTest) -> str:
     """Returns the hash of all settings that affect a rater's rollouts."""
+    recipe = prepared.recipe
     deciding = {
-        **rater.model_dump(mode="json", include={"seed", "retrieval"}),
-        **answering(rater),
-        "model": model_digest(rater.policy, rater),
-        "index": retriever.digest,
-        "rollouts": rater.difficulty.rollouts,
+        **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
+        **answer_settings(rater, recipe),
+        "model": model_digest(rater.model),
+        "index": prepared.retriever.digest,
+        "rollouts": recipe.difficulty.rollouts,
     }
     return digest_of(json.dumps(deciding, sort_keys=True))
 
@@ -252,10 +250,12 @@ def row_digest(deciding: str, question: Question) -> str:
 
 
 async def _rate(
-    recipe: Recipe, environment: Environment, deciding: str, question: Question
+    settings: DifficultySettings,
+    environment: Environment,
+    sampling: Sampling,
+    deciding: str,
+    question: Question,
 ) -> Difficulty:
-    settings = recipe.difficulty
-    sampling = sampling_for(recipe.policy, recipe.evaluation.temperature)
     root, tokens, first = await environment.root(question), 0, None
     for draw in range(settings.rollouts):
         rollout = await environment.trajectory(

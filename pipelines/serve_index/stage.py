@@ -11,8 +11,8 @@ import asyncio
 from typing import Annotated
 
 from branchwise.base import ConfigError
-from branchwise.retrieval import Retriever, serving
-from branchwise.runs import StageContext, StageResult, on_stop_signal, open_data, open_index
+from branchwise.retrieval import Retriever, open_retriever, serving
+from branchwise.runs import StageContext, StageResult, on_stop_signal, open_data
 
 
 def serve_index(
@@ -34,7 +34,7 @@ def serve_index(
     context.log(f"serve-index: {kind} index of {len(passages):,} passages")
     if context.dry_run:
         return StageResult({"passages": len(passages), "dry_run": True})
-    retriever = open_index(context.recipe, passages, context.log)
+    retriever = open_retriever(context.recipe.retrieval, list(passages), log=context.log)
     try:
         url = asyncio.run(_serve(context, retriever, host, port))
     except (OSError, OverflowError) as error:

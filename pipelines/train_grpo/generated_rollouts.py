@@ -7,27 +7,23 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from itertools import product
 from statistics import fmean
 from typing import Any, Protocol, Self
 
-from branchwise.agent import Environment, Trajectory
+from branchwise.agent import Environment, Trajectory, protocol_of
 from branchwise.base import BranchwiseError, BudgetExceeded, TrainingError
 from branchwise.engines import Engine, LedgeredEngine, Sampling
 from branchwise.evaluation import score_trajectory
-from branchwise.retrieval import Retriever
-from branchwise.rewards import Outcome, RewardScheme
+from branchwise.rewards import Outcome
 from branchwise.runs import (
     Gate,
     Item,
+    Prepared,
     Progress,
     Recipe,
-    StageContext,
     attempt_each,
-    environment_for,
     listed,
-    sampling_for,
 )
 from branchwise.storage import Ledger
 from branchwise.training import (
@@ -66,25 +62,24 @@ class Rollouts:
     """Draws batches of rollouts (a `RolloutSource`); use it in a `with` block.
 
     Attributes:
-        recipe: Recipe; `training.grpo` sets the sizes.
+        prepared: What the training works with; `training.grpo` of its recipe sets the sizes.
         dev: Questions that are regularly answered greedily; none are trained on.
         runner: Event loop of all batches, because a server stays open between them.
     """
 
-    context: StageContext
-    recipe: Recipe
+    prepared: Prepared
     questions: Sequence[Question]
     dev: Sequence[Question]
-    retriever: Retriever
     ledger: Ledger
     gate: Gate
     serving: Serving
     canary: Canary
     runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
 
-    @cached_property
-    def scheme(self) -> RewardScheme:
-        return self.recipe.scheme
+    @property
+    def recipe(self) -> Recipe:
+        """All settings."""
+        return self.prepared.recipe
 
     def __enter__(self) -> Self:
         return self
@@ -127,8 +122,8 @@ class Rollouts:
     def _environment(self, engine: Engine) -> Environment:
         """Returns an environment without structured decoding, which would change the policy."""
         agent = self.recipe.agent.model_copy(update={"structured": False})
-        recipe = self.recipe.model_copy(update={"agent": agent})
-        return replace(environment_for(recipe, engine, self.retriever), tokens=True)
+        environment = self.prepared.environment(engine, protocol_of(agent))
+        return replace(environment, tokens=True)
 
     async def _groups(
         self, environment: Environment, number: int
@@ -183,7 +178,7 @@ class Rollouts:
         A rollout that the scheme cannot score is lost without an error (None).
         """
         size = self.recipe.training.grpo.group_size
-        sampling = sampling_for(self.recipe.policy)
+        sampling = Sampling.of(self.recipe.policy)
         progress = Progress(f"batch {number}", len(questions) * size, spent=self.ledger.totals)
         # Keyed by draw: sums of floats, and therefore the weights, depend on the order.
         drawn: list[dict[int, ScoredRollout]] = [{} for _ in questions]
@@ -193,7 +188,7 @@ class Rollouts:
             return await self._rollout(environment, question, sampling, path, draw)
 
         draws = product(range(len(questions)), range(size))
-        async with progress.shown(self.context.console):
+        async with progress.shown(self.prepared.context.console):
             async for (index, draw), outcome in self._attempts(draws, roll, progress):
                 if isinstance(outcome, ScoredRollout):
                     drawn[index][draw] = outcome
@@ -223,7 +218,7 @@ class Rollouts:
         trajectory = await environment.trajectory(
             root, sampling, question_id=question.id, path=path, draw=draw
         )
-        outcome = self.scheme.outcome(trajectory.state, question)
+        outcome = self.prepared.scheme.outcome(trajectory.state, question)
         if outcome.total is None:
             return None
         row = score_trajectory(question, trajectory, environment, policy=PATH)
@@ -235,7 +230,7 @@ class Rollouts:
         every = self.recipe.training.grpo.eval_every
         if not every or number % every:
             return {}
-        sampling = sampling_for(self.recipe.policy, temperature=0.0)
+        sampling = Sampling.of(self.recipe.policy, temperature=0.0)
 
         async def answer(question: Question) -> ScoredRollout | None:
             return await self._rollout(environment, question, sampling, "grpo-dev", 0)
@@ -246,7 +241,7 @@ class Rollouts:
         measured = {"dev_lost": float(lost)} if lost else {}
         if rows:
             measured["dev_em"] = fmean(row.em or 0.0 for row in rows)
-            self.context.log(
+            self.prepared.context.log(
                 f"batch {number}: greedy EM on dev {100 * measured['dev_em']:.1f} % of "
                 f"{len(rows)} questions"
             )

@@ -109,7 +109,7 @@ class VllmServing:
         folder = self._write(model)
         served = policy.model_copy(update={"model": str(folder)})
         engine = engine_for(
-            served, self.recipe, self.logs, self.before_call, self.log, self._server
+            served, self.recipe.limits, self.logs, self.before_call, self.log, self._server
         )
         try:
             async with adapter_on(served, self._server), engine:

@@ -20,8 +20,7 @@ from typing import Any
 
 from branchwise.agent import protocol_of
 from branchwise.base import BudgetExceeded, ConfigError, terminal_safe
-from branchwise.engines import installed_vllm
-from branchwise.retrieval import Retriever
+from branchwise.engines import Sampling, installed_vllm
 from branchwise.runs import (
     NOTHING,
     TRAINING_CALLS,
@@ -30,25 +29,22 @@ from branchwise.runs import (
     Gate,
     Label,
     ModelName,
+    Prepared,
     StageContext,
     StageResult,
     add,
-    answering,
+    answer_settings,
     check_relabelling_current,
-    check_run_folder,
     estimate_from_run,
     existing_run,
     labels_table,
     log_costs,
     log_notes,
-    model_files,
-    open_data,
-    open_index,
     open_or_begin,
+    prepare,
     questions_digest,
     require,
     rollout_cost,
-    sampling_for,
     search_server,
     spending,
     trained_folder,
@@ -94,10 +90,9 @@ def train_grpo(context: StageContext, label: Label = None, name: ModelName = "gr
 
 def _on_rollouts(context: StageContext, name: str) -> StageResult:
     recipe = rollout_recipe(context)
-    check_run_folder(context.run)
-    require(model_files("policy", recipe.policy))
+    prepared = prepare(context, {"policy": recipe.policy}, recipe=recipe)
+    data = prepared.data
     target = trained_folder(context, "grpo", name)
-    data = open_data(recipe)
     trainings = list(grpo_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe, data.questions) if recipe.training.grpo.eval_every else ()
     _announce(context, trainings, dev)
@@ -107,14 +102,14 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         return estimate.report(context, questions=len(data.questions))
     if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
         installed_vllm()  # a dry run does without
-    require(search_server(recipe))
-    retriever = open_index(recipe, data.passages, context.log)
+    require(search_server(recipe.retrieval))
+    index_digest = prepared.retriever.digest
     sampled = {
         **recipe.model_dump(mode="json", include={"retrieval"}),
-        **answering(recipe),
+        **answer_settings(recipe.usual_policy, recipe),
         "temperature": recipe.policy.temperature,
     }
-    run = open_or_begin(context.run, context.recipe, {"index_digest": retriever.digest})
+    run = open_or_begin(context.run, context.recipe, {"index_digest": index_digest})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         adapter: Path | None = None
@@ -124,13 +119,13 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                     # Stored, so that no evaluation of the trained policy asks them.
                     table = f"{TRAINED}/{training.target.name}/questions"
                     run.commit([run.write_part(table, training.questions)])
-                    with _rollouts(context, training, dev, retriever, ledger, gate) as source:
+                    with _rollouts(prepared, training, dev, ledger, gate) as source:
                         report = _train(
                             context,
                             training,
                             source,
                             temperature=recipe.policy.temperature,
-                            deciding=(retriever.digest, json.dumps(sampled)),
+                            deciding=(index_digest, json.dumps(sampled)),
                             begin_with=adapter,
                             data={
                                 "run": run.folder.name,
@@ -179,7 +174,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
         context,
         GrpoTraining(recipe, target, [question for question, _ in trees]),
         source,
-        temperature=sampling_for(drawn.policy, drawn.mcts.temperature).temperature,
+        temperature=Sampling.of(drawn.policy, drawn.mcts.temperature).temperature,
         deciding=(run.id, table, data["digest"]),
         data=data,
     )
@@ -220,23 +215,21 @@ def _train(
 
 
 def _rollouts(
-    context: StageContext,
+    prepared: Prepared,
     training: GrpoTraining,
     dev: Sequence[Question],
-    retriever: Retriever,
     ledger: Ledger,
     gate: Gate,
 ) -> Rollouts:
     recipe, logs = training.recipe, ledger.path.parent / "logs"
+    log = prepared.context.log
     return Rollouts(
-        context,
-        recipe,
+        replace(prepared, recipe=recipe),
         training.questions,
         dev,
-        retriever,
         ledger,
         gate,
-        serving_for(recipe, training.target / "serving", logs, gate.check, context.log),
+        serving_for(recipe, training.target / "serving", logs, gate.check, log),
         Canary(canary_prompts(recipe, training.questions), tolerance_for(recipe.policy)),
     )
 
@@ -276,5 +269,8 @@ def _estimate(
     for training in trainings:
         _, fewest, most = _rollout_counts(training.recipe.training.grpo, dev)
         units = add(units, (fewest, most))
-        bounds += rollout_cost(training.recipe, data, tokens=True).times((fewest, most))
-    return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds, recipe)
+        bounds += rollout_cost(
+            training.recipe.usual_policy, data, recipe.retrieval.top_k, tokens=True
+        ).times((fewest, most))
+    priced = {"policy": recipe.policy}
+    return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds, priced)

@@ -24,7 +24,6 @@ from branchwise.runs import (
     Recipe,
     StageContext,
     StageResult,
-    open_index,
     require,
     start_files,
     trained_folder,
@@ -64,7 +63,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
             f"agent.protocol: a warm start cannot write traces of `{protocol.name}`. Choose one of "
             f"{', '.join(WALKS)}"
         )
-    require(start_files("training.warm_start.base", recipe, settings.base))
+    require(start_files("training.warm_start.base", recipe.policy, settings.base))
     data = load_data(drawn, recipe.seed)
     questions = [question for question in data.questions if protocol.unfit(question) is None]
     unfit = filter(None, map(protocol.unfit, data.questions))
@@ -73,7 +72,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     for line in data.describe_notes():
         if line.startswith("warning"):
             context.log(f"data: {line}")
-    retriever = open_index(recipe, data.passages, context.log)
+    retriever = open_retriever(recipe.retrieval, list(data.passages), log=context.log)
     traces = asyncio.run(
         build_traces(
             questions,

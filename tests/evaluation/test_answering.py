@@ -13,7 +13,7 @@ from branchwise.agent.reasonrag import ReasonRAG
 from branchwise.analysis.comparison import compare
 from branchwise.base.errors import BranchwiseError, EndpointError
 from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling, Usage
-from branchwise.evaluation.answering import Answering, Evaluated, askable
+from branchwise.evaluation.answering import Answerer, Evaluated, fitting_questions
 from branchwise.evaluation.prediction_scoring import valid_searches
 from branchwise.types import Prediction, Question, RetrievedPassage
 
@@ -66,7 +66,7 @@ async def test_a_row_has_the_figures_of_its_trajectory() -> None:
         "<evidence>Paris</evidence>",
         "<answer>Paris, France</answer>",
     ]
-    row = await Answering(environment({"q": replies}), "dpo", SAMPLING).answer(question("q"))
+    row = await Answerer(environment({"q": replies}), "dpo", SAMPLING).answer(question("q"))
     assert (row.policy, row.policy_digest, row.seed) == ("dpo", "digest", 7)
     assert row.latency_s == 5 * 0.25, "the sum over calls, so that a replay gives the same row"
     assert (row.prediction, row.em, row.cover_em) == ("Paris, France", 0.0, 1.0)
@@ -92,9 +92,9 @@ async def test_failed_and_invalid_questions_score_zero_and_are_counted() -> None
         "forced": ["<query>A</query>", "<answer>Paris</answer>"],
         "invalid": ["no tag at all"],
     }
-    answering = Answering(environment(replies, max_steps=2), "p", SAMPLING)
+    answering = Answerer(environment(replies, max_steps=2), "p", SAMPLING)
     asked = [question("forced"), question("gone", answerable=False), question("invalid")]
-    taken, skipped = askable(asked, answering.environment.protocol)
+    taken, skipped = fitting_questions(asked, answering.environment.protocol)
     rows: list[tuple[Question, Prediction | BranchwiseError]]
     rows = [(one, await answering.answer(one)) for one in taken]
     rows.insert(1, (question("broken"), EndpointError("500", attempts=4)))
@@ -123,8 +123,8 @@ async def test_unanswerable_questions_are_evaluated_if_the_policy_can_refuse() -
         "guessed": ["<answer>Paris</answer>"],
     }
     asked = [question(name, answerable=name == "known") for name in replies]
-    answering = Answering(environment(replies, protocol=EvoRAG), "p", SAMPLING)
-    assert askable(asked, answering.environment.protocol) == (asked, {})
+    answering = Answerer(environment(replies, protocol=EvoRAG), "p", SAMPLING)
+    assert fitting_questions(asked, answering.environment.protocol) == (asked, {})
     known, unknown, guessed = rows = [await answering.answer(one) for one in asked]
     assert (known.em, known.searches, known.valid_searches, known.backtracks) == (1.0, 2, 2, 1)
     assert (known.supporting_recall, known.refused, known.format_ok) == (1.0, False, True)

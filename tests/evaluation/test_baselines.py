@@ -11,7 +11,7 @@ from branchwise.agent.environment import Environment
 from branchwise.agent.protocols import protocol_of
 from branchwise.base.errors import RetrievalError
 from branchwise.engines.sampling import SampleRequest, Sampling, Usage
-from branchwise.evaluation.answering import Answering
+from branchwise.evaluation.answering import Answerer
 from branchwise.evaluation.baselines import (
     BASELINES,
     Material,
@@ -59,7 +59,7 @@ async def asked(
     retriever = shelf or ScriptedRetriever(a_and_b)
     baseline = BASELINES[name](Material(CORPUS, retriever, 2, lambda: others))
     protocol = protocol_of(agent_settings("reading", max_steps=1))
-    answering = Answering(
+    answering = Answerer(
         Environment(protocol, reader, retriever, top_k=3, seed=7),
         name,
         Sampling(temperature=0.0),

@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine, ScriptedRetriever
 from branchwise.agent.environment import Environment
 from branchwise.agent.protocols import protocol_of
 from branchwise.engines.sampling import Capabilities, Sampling
-from branchwise.evaluation.answering import Answering
+from branchwise.evaluation.answering import Answerer
 from branchwise.evaluation.prediction_scoring import score_trajectory
 from branchwise.types import Prediction
 
@@ -86,5 +86,5 @@ async def test_decoding_is_unconstrained_if_the_format_is_measured(name: str) ->
     protocol = protocol_of(agent_settings(name))
     environment = Environment(protocol, engine, ScriptedRetriever(), top_k=3)
     question = asked(case_of("arena", "all_full"))
-    await Answering(environment, "p", Sampling()).answer(question)
+    await Answerer(environment, "p", Sampling()).answer(question)
     assert engine.asked and {request.structure for request in engine.asked} == {None}

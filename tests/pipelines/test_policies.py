@@ -12,6 +12,7 @@ from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from branchwise.base.errors import ConfigError
+from branchwise.evaluation.policy_under_test import PolicyUnderTest
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.storage.parts import read_parts
@@ -126,25 +127,25 @@ def test_a_block_that_repeats_the_recipe_is_the_same_evaluation(
 
 
 def test_a_policy_inherits_missing_settings_from_the_recipe(config: Path) -> None:
-    def second(block: str, *settings: str) -> Recipe:
+    def second(block: str, *settings: str) -> PolicyUnderTest:
         changes = [f"evaluation.policies={{it: {block}}}", *settings]
-        return load_recipe(config, changes).policy_recipes("r")["it"]
+        return load_recipe(config, changes).policies_under_test("r")["it"]
 
     ours = load_recipe(config)
     same = second("{model: 'models/{run}/dpo', agent: {protocol: evo-rag}}")
-    assert same.policy.model == "models/r/dpo"
+    assert same.model.model == "models/r/dpo"
     assert (same.agent.protocol, same.agent.max_steps) == ("evo-rag", 6)
-    assert same.policy.base_url == ours.policy.base_url
-    assert same.policy.api_key_env == "HERE"
+    assert same.model.base_url == ours.policy.base_url
+    assert same.model.api_key_env == "HERE"
     other = second("{model: m, base_url: 'http://127.0.0.1:1/v1'}")
-    assert other.policy.engine == "openai"
-    assert other.policy.api_key_env == "OPENAI_API_KEY", "no key goes to another address"
-    larger = second("{model: big}", "policy.weights=hub:o/small").policy
+    assert other.model.engine == "openai"
+    assert other.model.api_key_env == "OPENAI_API_KEY", "no key goes to another address"
+    larger = second("{model: big}", "policy.weights=hub:o/small").model
     assert larger.base_url == ours.policy.base_url
     assert larger.weights is None, "its tokens are not those of the small model"
     embedded = second("{model: packaged, engine: openvino}")
-    assert embedded.policy.base_url is None
-    assert embedded.policy.top_p == ours.policy.top_p
+    assert embedded.model.base_url is None
+    assert embedded.model.top_p == ours.policy.top_p
 
 
 def test_a_dumped_recipe_has_only_the_policy_settings_that_were_given(config: Path) -> None:

@@ -23,9 +23,12 @@ from branchwise.base.errors import (
 from branchwise.engines.sampling import Capabilities, SampleRequest
 from branchwise.pipelines.train_grpo.generated_rollouts import Rollouts
 from branchwise.pipelines.train_grpo.planned_trainings import rollout_recipe
+from branchwise.retrieval import Retriever
+from branchwise.runs.prepared import Prepared
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.stage import Gate, StageContext
 from branchwise.runs.terminal import Terminal
+from branchwise.sources import Data
 from branchwise.storage.ledger import Ledger
 from branchwise.training.grpo.canary import CanaryResult
 from branchwise.training.grpo.rollouts import RolloutBatch
@@ -60,6 +63,11 @@ class Silent:
         return CanaryResult(0.01, None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WithRetriever(Prepared):
+    retriever: Retriever
+
+
 @dataclass
 class World:
     """A source of rollouts; its parts may be changed between batches."""
@@ -85,11 +93,9 @@ class World:
         call = StageContext(self.recipe, self.folder, console=Terminal(self.said))
         recipe = rollout_recipe(call)
         source = Rollouts(
-            call,
-            recipe,
+            WithRetriever(call, recipe, Data((), (), {}), {}, retriever=self.retriever),
             self.questions,
             self.dev,
-            self.retriever,
             self.ledger,
             self.gate or Gate(recipe.limits, self.ledger.totals),
             self,

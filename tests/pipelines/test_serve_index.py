@@ -13,7 +13,8 @@ import tiny_dataset
 
 from branchwise.cli.command_line import parser, run_stage
 from branchwise.retrieval.http_retriever import HttpRetriever
-from branchwise.runs.factories import open_data, open_index
+from branchwise.retrieval.index import open_retriever
+from branchwise.runs.factories import open_data
 from branchwise.runs.recipe_file import load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,7 +46,7 @@ def test_a_served_index_returns_the_results_of_the_local_index(recipe: Path) -> 
         assert line, said
         said += line
     loaded = load_recipe(recipe)
-    local = open_index(loaded, open_data(loaded).passages)
+    local = open_retriever(loaded.retrieval, list(open_data(loaded).passages))
     remote = HttpRetriever(found[1])
     for query in ("capital of France", "yen", "nothing alike"):
         assert asyncio.run(remote.search(query, 3)) == asyncio.run(local.search(query, 3))

@@ -15,10 +15,10 @@ from tiny_dataset import PASSAGES, QUESTIONS, recipe, write_rows
 from branchwise.agent import protocol
 from branchwise.agent.reasonrag import ReasonRAG
 from branchwise.base.errors import ConfigError
+from branchwise.engines import model_digest
 from branchwise.pipelines.annotate.commit import Committer
 from branchwise.runs.annotated_trees import pairs_of, pairs_table
 from branchwise.runs.folder import existing_run, open_run
-from branchwise.runs.inputs import model_digest
 from branchwise.runs.proguide import to_proguide
 from branchwise.runs.recipe import Recipe
 from branchwise.storage.ledger import Ledger
@@ -165,7 +165,7 @@ def test_changed_weights_under_the_same_file_name_are_rejected(tmp_path: Path) -
 
     def opened(weights: bytes) -> None:
         model.write_bytes(weights)
-        open_run(tmp_path / "run", little, {}, {"policy": model_digest(little.policy, little)})
+        open_run(tmp_path / "run", little, {}, {"policy": model_digest(little.policy)})
 
     open_run(tmp_path / "run", little, {"index_digest": "of an evaluation"})
     opened(b"before")

@@ -48,7 +48,7 @@ def test_train_grpo_dry_run_at_paper_scale(
 def test_r1_searcher_rates_questions_with_the_prompt_of_its_rater() -> None:
     recipe = load_recipe(CONFIGS / "r1-searcher-paper.yaml")
     instruct = recipe.agent.model_copy(update={"prompt": "instruct"})
-    assert recipe.rater_recipe("run").agent == instruct
+    assert recipe.rater("run").agent == instruct
 
 
 def with_little_files(name: str, folder: Path) -> Path:

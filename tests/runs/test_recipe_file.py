@@ -345,8 +345,9 @@ def test_questions_in_flight_depend_on_the_engine_unless_set() -> None:
     endpoint = {"engine": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
     served = Recipe.model_validate({"name": "x", "policy": endpoint})
     said = Recipe.model_validate({"name": "x", "limits": {"max_questions_in_flight": 7}})
-    asked = [recipe.questions_in_flight for recipe in (embedded, served, said)]
-    assert asked == [24, 256, 7]
+    recipes = (embedded, served, said)
+    numbers = [recipe.limits.questions_in_flight(recipe.policy) for recipe in recipes]
+    assert numbers == [24, 256, 7]
 
 
 def test_the_embedded_engine_gets_batch_and_cache_limits_of_the_recipe(
@@ -360,5 +361,5 @@ def test_the_embedded_engine_gets_batch_and_cache_limits_of_the_recipe(
     recipe = Recipe.model_validate(
         {"name": "x", "limits": {"kv_cache_gib": 7, "max_concurrency": 3}}
     )
-    engine_for(recipe.policy, recipe)
+    engine_for(recipe.policy, recipe.limits)
     assert given == [{"max_batch": 3, "kv_cache_gib": 7}]

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from branchwise.base import ConfigError, HttpClient, checked_address, names_secret
+from branchwise.base import ConfigError, HttpClient, checked_address, names_secret, shown_url
 
 from ..settings import ModelSettings, RequestSettings
-from .servers import request_settings
+from .servers import decisive_settings, request_settings
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -124,6 +125,17 @@ def checked_url(settings: ModelSettings) -> str:
         f"put a key into the environment variable that api_key_env names ({settings.api_key_env}), "
         "and other parameters such as api-version into request.query",
     )
+
+
+def endpoint_digest(settings: ModelSettings) -> str:
+    """Returns the hash (16 hex digits) of address, model name and all that decides replies.
+
+    Raises:
+        ConfigError: See `checked_url`.
+    """
+    address = shown_url(checked_url(settings))
+    decisive = (address, settings.model, *decisive_settings(settings))
+    return blake2b("\n".join(decisive).encode(), digest_size=8).hexdigest()
 
 
 def _without_platform() -> dict[str, Any]:

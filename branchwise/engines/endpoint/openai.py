@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
 from branchwise.base import EndpointError, Redirected, ReplyTooLarge, shown_url
@@ -35,7 +34,7 @@ from .chat import (
     ids_body,
     prompt_parts,
 )
-from .client import checked_url, key_variables, new_client, secrets_of
+from .client import checked_url, endpoint_digest, key_variables, new_client, secrets_of
 from .endpoint_errors import ForbiddenError, RefusedRequest, to_endpoint_error
 from .remedies import find_settings
 from .replies import (
@@ -53,7 +52,6 @@ from .server_facts import ServerFacts, read_models
 from .servers import (
     combined,
     constraint_form,
-    decisive_settings,
     request_shape,
     server_kind,
 )
@@ -134,8 +132,7 @@ class OpenAIEngine:
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
         self.model = known_as or settings.model
-        decisive = (self._url, settings.model, *decisive_settings(settings))
-        self.digest = digest or blake2b("\n".join(decisive).encode(), digest_size=8).hexdigest()
+        self.digest = digest or endpoint_digest(settings)
 
     @property
     def capabilities(self) -> Capabilities:
