@@ -6,7 +6,7 @@ committed before a crash is replayed from the ledger at no cost.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -26,29 +26,22 @@ from branchwise.storage import (
     schema_of,
     table_to_records,
 )
-from branchwise.types import Failure, Question
+from branchwise.types import Event, EventKind, Failure, Question, counts_by_text
 
 QUESTIONS_A_PART = 16
 """Fewest questions per part; after a kill, at most this many are replayed."""
 MOST_QUESTIONS_A_PART = 256
-FAILED = "question failed"
-"""Prefix of counts of failed questions by kind."""
 PARTS = 500
 """Number of parts above which parts get larger, because every commit rewrites the manifest."""
 
 
 @dataclass
 class Committer:
-    """Commits finished questions.
-
-    Attributes:
-        notes: Numbers of dropped or noted data rows, by reason.
-    """
+    """Commits finished questions."""
 
     run: Run
     ledger: Ledger
     questions: Sequence[Question]
-    notes: Mapping[str, int]
     _waiting: list[AnnotatedQuestion] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
@@ -82,7 +75,7 @@ class Committer:
         number = next(n for n in count() if n not in numbers)
         trees = self._part("trees", [n for a in batch for n in a.nodes], number)
         # Stored in the part, so that counts of all attempts add up without duplicates.
-        counts = dict(sum((a.counts for a in batch), Counter[str]()))
+        counts = counts_by_text(sum((a.counts for a in batch), Counter[Event]()))
         trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
         self._write([trees, self._part("pairs", [p for a in batch for p in a.pairs], number)])
         self._waiting.clear()
@@ -95,12 +88,12 @@ class Committer:
     def _part(self, table: str, rows: Sequence[Any], number: int | None) -> Part:
         return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)
 
-    def finish(self) -> dict[str, Any]:
-        """Commits the rest and the failures; returns the run's totals over all attempts."""
+    def finish(self) -> tuple[dict[str, Any], Counter[Event]]:
+        """Commits the rest and the failures; returns totals and events of all attempts."""
         self.flush()
         failures = self._write_failures()
         manifest = load_manifest(self.run.folder)
-        return {
+        totals = {
             "run": str(self.run.folder),
             "questions": len(self.questions),
             "questions_done": len(question_ids(self.run.folder, "trees")),
@@ -108,29 +101,31 @@ class Committer:
             "nodes": manifest.rows("trees"),
             "pairs": manifest.rows("pairs"),
             **spending(self.ledger.totals()),
-            "counts": self._counts(failures),
         }
+        return totals, self._events(failures)
 
-    def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
-        """Counts everything dropped or noted in the run, by reason."""
-        counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
+    def _events(self, failures: Iterable[Failure]) -> Counter[Event]:
+        """Counts everything dropped or noted in the run, except its data."""
+        counts = Counter[Event]()
         for part in load_manifest(self.run.folder).of("trees"):
-            counts.update(part.counts)
-        counts.update(f"{FAILED}: {failure.kind}" for failure in failures)
+            counts.update(part.events)
+        counts.update(Event(EventKind.QUESTION_FAILED, failure.kind) for failure in failures)
         counts.update(self._served_model_mismatches())
         for (role, cause), n in empty_replies(self.ledger).items():
-            counts[f"warning: empty replies of the {role}: {cause}"] += n
-        counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
-        return dict(counts)
+            counts[Event(EventKind.WARNING, f"empty replies of the {role}: {cause}")] += n
+        for basis, n in estimates(self.ledger).items():
+            counts[Event(EventKind.TOKENS_COUNTED, basis)] += n
+        return counts
 
-    def _served_model_mismatches(self) -> Counter[str]:
-        recipe, counts = self.run.recipe, Counter[str]()
+    def _served_model_mismatches(self) -> Counter[Event]:
+        recipe, counts = self.run.recipe, Counter[Event]()
         remote = (m for m in recipe.annotating_models.values() if m.engine == "openai")
         # Roles with one model share its digest and so its calls.
         for digest, model in {model_digest(model, recipe): model for model in remote}.items():
             for name, n in self.ledger.count_calls("model", digest).items():
                 if name != model.model:
-                    counts[f"warning: {model.model} answered as {terminal_safe(name)}"] += n
+                    message = f"{model.model} answered as {terminal_safe(name)}"
+                    counts[Event(EventKind.WARNING, message)] += n
         return counts
 
     def _write_failures(self) -> list[Failure]:

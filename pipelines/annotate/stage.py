@@ -58,8 +58,9 @@ from branchwise.runs import (
 )
 from branchwise.sources import Data
 from branchwise.storage import question_ids, read_parts
+from branchwise.types import Event, EventKind, counts_by_text
 
-from .commit import FAILED, Committer
+from .commit import Committer
 
 INVALID_REPLY_WARNING_SHARE = 0.9
 """Share of invalid replies from which the model is the reason for missing pairs."""
@@ -94,7 +95,7 @@ def annotate(
     retriever = open_index(recipe, data.passages, context.log)
     inputs = annotation_inputs(recipe, data, retriever, replayed)
     grown = ("questions",) if adds_questions(context.run, data.questions) else ()
-    run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
+    run = open_run(context.run, recipe, {"data": counts_by_text(data.notes)}, inputs, grown)
     with ExitStack() as stack:
         rereading = None
         if earlier is not None:
@@ -164,7 +165,7 @@ async def _grow(
 ) -> StageResult:
     recipe = run.recipe
     with run.open_ledger() as ledger:
-        committer = Committer(run, ledger, data.questions, data.notes)
+        committer = Committer(run, ledger, data.questions)
         pending = committer.pending()
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("annotate", len(data.questions), grows=True, spent=ledger.totals)
@@ -191,11 +192,16 @@ async def _grow(
                 with suppress(StorageError):  # report the first error, not this one
                     committer.finish()
                 raise
-            totals = committer.finish()
+            totals, events = committer.finish()
             write_card(run)
         spent, *caveats = describe_costs(ledger, recipe.limits)
         caveats += empty_reply_advice(ledger)
+    notes = {f"data: {note}": n for note, n in data.notes.items()}
+    totals["counts"] = notes | counts_by_text(events)
     _log_totals(context, recipe, totals, spent, caveats)
+    if not totals["pairs"] and totals["questions_done"]:
+        reason = protocol_warning(context.run, recipe.policy.model)
+        context.log(reason or no_pairs_reason(events))
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code, gate.reason)
@@ -206,8 +212,7 @@ async def _grow(
         )
         context.log(reason)
         return StageResult(totals, LIMIT_REACHED, reason)
-    counts = totals["counts"].items()
-    failed = Counter({k.partition(": ")[2]: n for k, n in counts if k.startswith(FAILED)})
+    failed = _by_reason(events, EventKind.QUESTION_FAILED)
     messages = read_parts(run.folder, "failures", ["detail"])["detail"].to_pylist()
     code = failure_code(context, failed, progress.total, "questions failed", messages)
     return StageResult(totals, code)
@@ -225,9 +230,6 @@ def _log_totals(
     )
     for caveat in caveats:
         context.log(caveat)
-    if not totals["pairs"] and totals["questions_done"]:
-        reason = protocol_warning(context.run, recipe.policy.model)
-        context.log(reason or no_pairs_reason(totals["counts"]))
 
 
 ADVICE = {
@@ -241,19 +243,22 @@ ADVICE = {
 """What to change if pairs are dropped for a reason; for other reasons, the setting of that name."""
 
 
-def no_pairs_reason(counts: Mapping[str, int]) -> str:
-    """Returns why a run has no pairs, and what to change, from its counts by reason."""
-    prefix = "pair dropped: "
-    dropped = {k.removeprefix(prefix): n for k, n in counts.items() if k.startswith(prefix)}
+def _by_reason(events: Mapping[Event, int], kind: EventKind) -> Counter[str]:
+    return Counter({event.reason: n for event, n in events.items() if event.kind is kind})
+
+
+def no_pairs_reason(events: Mapping[Event, int]) -> str:
+    """Returns why a run has no pairs, and what to change, from its events."""
+    dropped = _by_reason(events, EventKind.PAIR_DROPPED)
     if not dropped:
         return (
             "no pairs: no step has two different children. Raise mcts.max_children, "
             "mcts.iterations or policy.temperature"
         )
-    reason, most = max(dropped.items(), key=lambda item: item[1])
+    ((reason, most),) = dropped.most_common(1)
     advice = ADVICE.get(reason, "see `pairs` in docs/settings.md")
     return (
-        f"no pairs: {most:,} of {sum(dropped.values()):,} candidates were dropped because of "
+        f"no pairs: {most:,} of {dropped.total():,} candidates were dropped because of "
         f"`{reason}`: {advice}"
     )
 

@@ -49,7 +49,7 @@ from branchwise.runs import (
     rollout_cost,
     set_name,
 )
-from branchwise.sources import Data
+from branchwise.sources import LEFT_OUT, Data
 from branchwise.storage import Ledger
 
 from .answer_judging import AnswerJudging, stored_answers
@@ -72,9 +72,8 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
         f"eval: {len(data.questions)} questions of {set_name(recipe)}, policies "
         + ", ".join((*named, *recipe.evaluation.baselines))
     )
-    for note, count in data.notes.items():
-        if "left out" in note:
-            context.log(f"{note}: {count}")
+    for line in data.describe_notes(LEFT_OUT):
+        context.log(line)
     log_notes(context, recipe)
     if recipe.answer_judge is not None:
         most = len(data.questions) * (len(policies) + len(recipe.evaluation.baselines))
