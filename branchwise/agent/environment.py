@@ -131,6 +131,7 @@ class Environment:
         )
         completion = await self.engine.sample(request)
         text, cut = completion.text, completion.finish_reason == "length"
+        # Engines cut the stop string off, but it is the closing tag of the action.
         if completion.stop_reason in protocol.stops:
             text += completion.stop_reason
         action = protocol.read(state, text, last=last, cut=cut)
