@@ -18,14 +18,7 @@ visits only below the state at which it begins. If it were counted up to the roo
 which have more branches, would weigh more.
 """
 
-from .search import (
-    Evaluate,
-    Expand,
-    KeepGoing,
-    draw_step,
-    play_out,
-    terminal_only,
-)
+from .search import Evaluate, Expand, KeepGoing, draw_step, play_out, terminal_only
 from .settings import ChainSettings
 from .tree import StateT, Tree
 

@@ -7,14 +7,7 @@ state. Prompts at rollout time and at training time come from the same protocol.
 from dataclasses import dataclass, replace
 
 from branchwise.base import EndpointError
-from branchwise.engines import (
-    CallIdentity,
-    Completion,
-    Engine,
-    SampleRequest,
-    Sampling,
-    Usage,
-)
+from branchwise.engines import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from branchwise.retrieval import Retriever
 from branchwise.types import Message, Question, RetrievedPassage
 
