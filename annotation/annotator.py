@@ -12,7 +12,7 @@ from branchwise.agent import Environment
 from branchwise.base import EndpointError, RetrievalError
 from branchwise.engines import Sampling
 from branchwise.mcts import SearchSettings
-from branchwise.types import Failure, Pair, Question, TreeNode
+from branchwise.types import Event, EventKind, Failure, Pair, Question, TreeNode
 
 from .evaluators import Evaluator
 from .grower import ReportProgress, grow
@@ -25,13 +25,13 @@ class AnnotatedQuestion:
     """The result of one question.
 
     `counts` are events for the closing table: duplicates, dropped pairs by reason, invalid actions,
-    unscored nodes, and whether `mcts.max_output_tokens` stopped the search.
+    unscored nodes by reason, and whether `mcts.max_output_tokens` stopped the search.
     """
 
     question: Question
     nodes: list[TreeNode] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[Event] = field(default_factory=Counter)
     failure: Failure | None = None
 
 
@@ -81,10 +81,13 @@ class Annotator:
             nodes, pairs, dropped = await asyncio.to_thread(
                 self.labeller.label, question, rows, states
             )
-        counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
-        counts["duplicate siblings"] = grown.tree.duplicates
-        counts["invalid actions"] = sum(row.action == "invalid" for row in rows)
-        counts["stopped at mcts.max_output_tokens"] = int(grown.stopped)
+        counts = Counter[Event]()
+        for reason, n in dropped.items():
+            counts[Event(EventKind.PAIR_DROPPED, reason)] = n
+        counts[Event(EventKind.DUPLICATE_SIBLING)] = grown.tree.duplicates
+        counts[Event(EventKind.INVALID_ACTION)] = sum(row.action == "invalid" for row in rows)
+        counts[Event(EventKind.TOKEN_LIMIT)] = int(grown.stopped)
         for evaluation in grown.evaluations.values():
-            counts[f"unscored: {evaluation.unscored}"] += evaluation.unscored is not None
+            if evaluation.unscored is not None:
+                counts[Event(EventKind.UNSCORED, evaluation.unscored)] += 1
         return AnnotatedQuestion(question, nodes, pairs, +counts)  # + drops zero counts

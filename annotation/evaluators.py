@@ -91,6 +91,7 @@ async def draw_rollouts(
                 )
                 for draw in range(draws)
             ]
+    # Callers handle one error of an endpoint or a limit, so the first leaves the group.
     except BaseExceptionGroup as failed:
         first = failed.exceptions[0]
         raise first from first.__cause__

@@ -76,9 +76,11 @@ async def grow(
         move = await environment.act(
             node.state, sampling, question_id=question.id, path=f"{CHILDREN}/{node.path}", draw=draw
         )
+        # Also a duplicate, which adds no node: its tokens count towards `max_output_tokens`.
         grown.moves[f"{node.path}/{draw}".lstrip("/")] = move
         action, text = move.step.action, move.step.text
         same = (action.kind, text if scheme.whole_reply else strict_form(action.content))
+        # Draw numbers differ, so with them no child equals a sibling.
         key = same if settings.fold_duplicates else draw
         return Expansion(move.state, move.state.terminal, key)
 

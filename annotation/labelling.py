@@ -10,7 +10,7 @@ from branchwise.types import Pair, Question, TreeNode
 
 from .model_scores import node_scores
 from .pairs import sibling_pairs
-from .records import Prompt, Provenance, labelled, pair_row
+from .records import Prompt, Provenance, pair_row, with_labels
 from .settings import PairSettings
 
 
@@ -34,7 +34,7 @@ class Labeller:
     def label(
         self, question: Question, rows: Sequence[TreeNode], states: Sequence[State]
     ) -> tuple[list[TreeNode], list[Pair], Counter[str]]:
-        """Returns the labelled nodes, the pairs, and the number of dropped pairs by reason.
+        """Returns the with_labels nodes, the pairs, and the number of dropped pairs by reason.
 
         Args:
             rows: Nodes of one tree, in order of `node_id`.
@@ -55,4 +55,4 @@ class Labeller:
             pair_row(question, pair, self.prompt(states[pair.chosen.parent_id]), self.provenance)
             for pair in siblings
         ]
-        return labelled(rows, labels), pairs, dropped
+        return with_labels(rows, labels), pairs, dropped

@@ -49,7 +49,9 @@ def node_scores(
         states: States of the nodes, in the same order.
         prompt: State → messages of the prompt for its next step.
     """
-    made = [(node, state) for node, state in zip(nodes, states, strict=True) if state.steps]
-    steps = [prefix_of(state, prompt) for _, state in made]
-    scores = iter(model.score(steps, [node.depth - 1 for node, _ in made]) if made else ())
+    below_root = [(node, state) for node, state in zip(nodes, states, strict=True) if state.steps]
+    steps = [prefix_of(state, prompt) for _, state in below_root]
+    scores = iter(
+        model.score(steps, [node.depth - 1 for node, _ in below_root]) if below_root else ()
+    )
     return [next(scores) if state.steps else None for state in states]

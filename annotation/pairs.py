@@ -92,8 +92,8 @@ def sibling_pairs(
     pairs: list[SiblingPair] = []
     dropped: Counter[str] = Counter()
     for _, family in sorted(families.items()):
-        for one, other in combinations(family, 2):
-            pair = _compare(one, other, settings, whole_reply, ties)
+        for earlier, later in combinations(family, 2):
+            pair = _compare(earlier, later, settings, whole_reply, ties)
             if isinstance(pair, SiblingPair):
                 pairs.append(pair)
             else:
@@ -101,10 +101,10 @@ def sibling_pairs(
     if guessable and settings.guessable == "drop":
         dropped["guessable"] = len(pairs)
         pairs = []
-    chosen, passed_over = _choose(pairs, settings)
+    chosen, over_limits = _choose(pairs, settings)
     if settings.order == "shuffled":
         chosen = [pair.swapped if _coin_swaps_sides(pair) else pair for pair in chosen]
-    return chosen, dropped + passed_over
+    return chosen, dropped + over_limits
 
 
 def _choose(
@@ -143,14 +143,14 @@ def _coin_swaps_sides(pair: SiblingPair) -> bool:
     ignores labels and scores, so every estimator gets the same tosses.
     """
     earlier, later = sorted((pair.chosen, pair.rejected), key=lambda node: node.node_id)
-    tossed = digest_of(
+    coin_digest = digest_of(
         SHUFFLED,
         pair.chosen.question_id,
         str(pair.chosen.parent_id),
         replace_surrogates(earlier.text),  # as it is read back from a stored tree
         replace_surrogates(later.text),
     )
-    preferred = later if int(tossed, 16) % 2 else earlier
+    preferred = later if int(coin_digest, 16) % 2 else earlier
     return preferred is not pair.chosen
 
 
@@ -170,23 +170,24 @@ def _compared_label(
 
 
 def _compare(
-    one: _Sibling, other: _Sibling, settings: PairSettings, whole_reply: bool, ties: bool
+    earlier: _Sibling, later: _Sibling, settings: PairSettings, whole_reply: bool, ties: bool
 ) -> SiblingPair | str:
     """Returns the pair of two siblings, or the reason that they do not form one."""
-    difference = _difference(one, other, settings)
+    difference = _difference(earlier, later, settings)
     if isinstance(difference, str):
         return difference
     if math.isclose(difference, 0.0, abs_tol=1e-9):  # two sums of the same numbers in another order
         difference = 0.0
     # If both are equal, the earlier node is called chosen; without `ties` the pair is too narrow.
-    (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
+    by_preference = (earlier, later) if difference >= 0 else (later, earlier)
+    (chosen, high, _), (rejected, low, _) = by_preference
     if chosen.action == "invalid" or chosen.cut:
         return "chosen_invalid"  # a training would learn to end where the text was cut
-    for node, label, _ in (one, other):
+    for node, label, _ in (earlier, later):
         # A leaf's label is exact, so it needs no other outcomes.
         if not node.terminal and label.n_outcomes < settings.min_outcomes:
             return "few_outcomes"
-    if _is_same(chosen, rejected, settings, whole_reply):
+    if _have_equal_content(chosen, rejected, settings, whole_reply):
         return "same_content"
     if (difference == 0 and not ties) or not is_wide_enough(difference, settings.min_gap):
         return "small_gap"
@@ -195,15 +196,15 @@ def _compare(
     )
 
 
-def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float | str:
-    """Returns `one` − `other` in the ordering quantity, or the reason it is undefined."""
-    if one.label.reward is None or other.label.reward is None:
+def _difference(earlier: _Sibling, later: _Sibling, settings: PairSettings) -> float | str:
+    """Returns `earlier` − `later` in the ordering quantity, or the reason it is undefined."""
+    if earlier.label.reward is None or later.label.reward is None:
         return "unlabelled"
     if settings.score == "labels":
-        return gap(one.label, other.label)
-    if one.score is None or other.score is None:
+        return gap(earlier.label, later.label)
+    if earlier.score is None or later.score is None:
         return "unscored"
-    return one.score - other.score
+    return earlier.score - later.score
 
 
 def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
@@ -220,9 +221,13 @@ def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettin
     return None
 
 
-def _is_same(one: TreeNode, other: TreeNode, settings: PairSettings, whole_reply: bool) -> bool:
+def _have_equal_content(
+    chosen: TreeNode, rejected: TreeNode, settings: PairSettings, whole_reply: bool
+) -> bool:
     if whole_reply:
-        return one.text == other.text
+        return chosen.text == rejected.text
     if settings.same_content == "verbatim":
-        return one.content == other.content
-    return one.action == other.action and strict_form(one.content) == strict_form(other.content)
+        return chosen.content == rejected.content
+    if chosen.action != rejected.action:
+        return False
+    return strict_form(chosen.content) == strict_form(rejected.content)

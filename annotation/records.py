@@ -110,7 +110,7 @@ def _references(state: State) -> tuple[PassageRef, ...]:
     return tuple(PassageRef(id=p.id, title=p.title, score=p.score) for p in shown)
 
 
-def labelled(rows: Sequence[TreeNode], labels: Sequence[Label]) -> list[TreeNode]:
+def with_labels(rows: Sequence[TreeNode], labels: Sequence[Label]) -> list[TreeNode]:
     """Returns the rows with reward, evidence and components filled in."""
     names = ("reward", "n_outcomes", "components")
     return [

@@ -9,16 +9,16 @@ from branchwise.agent import ACTIONS
 from branchwise.base import Settings
 
 
-def _known_action(kind: str) -> str:
+def _check_action(kind: str) -> str:
     if kind not in ACTIONS:
-        known = ", ".join(ACTIONS)
+        names = ", ".join(ACTIONS)
         raise PydanticCustomError(
-            "unknown_action", "unknown action; use some of {known}", {"known": known}
+            "unknown_action", "unknown action; use some of {names}", {"names": names}
         )
     return kind
 
 
-ActionName = Annotated[str, AfterValidator(_known_action)]
+ActionName = Annotated[str, AfterValidator(_check_action)]
 
 
 class PairSettings(Settings):

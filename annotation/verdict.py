@@ -71,10 +71,10 @@ def _fenced(reply: str) -> str | None:
     Does not use a regex: one with white space on both sides of a text takes hours over a megabyte
     of empty lines.
     """
-    first, newline, rest = reply.partition("\n")
-    if not newline or first.rstrip() not in ("```", "```json") or not rest.endswith("```"):
+    opening, newline, body = reply.partition("\n")
+    if not newline or opening.rstrip() not in ("```", "```json") or not body.endswith("```"):
         return None
-    return rest.removesuffix("```")
+    return body.removesuffix("```")
 
 
 def _json_score(text: str) -> float:

@@ -20,11 +20,9 @@ from scipy.stats import pearsonr, spearmanr
 from branchwise.runs.annotated_trees import stored_trees
 from branchwise.runs.folder import existing_run
 from branchwise.storage.manifest import load_manifest
-from branchwise.types import TreeNode
+from branchwise.types import EventKind, TreeNode
 
 RESAMPLES = 2_000
-UNSCORED = "unscored: "
-"""Prefix of the counts of unscored judge replies in a part."""
 Points = list[tuple[float, float]]
 """(judge's score, mean F1 below) per node of one question."""
 
@@ -45,8 +43,11 @@ def answers_below(tree: Sequence[TreeNode]) -> dict[int, list[float]]:
 
 def unscored_reasons(run: Path) -> Counter[str]:
     """Counts judge replies without a score, per reason."""
-    counts = sum((Counter(part.counts) for part in load_manifest(run).of("trees")), Counter[str]())
-    return Counter({why: n for why, n in counts.items() if why.startswith(UNSCORED)})
+    counts = Counter[str]()
+    for part in load_manifest(run).of("trees"):
+        for event, n in part.events.items():
+            counts[event.reason] += n if event.kind is EventKind.UNSCORED else 0
+    return +counts
 
 
 def correlation(points: Points, *, ranked: bool) -> float:
@@ -94,7 +95,7 @@ def main() -> None:
             questions.append(points)
     print(f"judged nodes: {asked}, unscored {unscored / max(asked, 1):.1%}")
     for why, count in unscored_reasons(options.run).most_common():
-        print(f"  {why}: {count}")
+        print(f"  unscored: {why}: {count}")
     print(f"scores: {', '.join(f'{score:g} × {n}' for score, n in used.most_common(8))}")
     points = [point for own in questions for point in own]
     if not points:

@@ -1,9 +1,11 @@
 """Records of tables and messages; a table has a column for each field of its record."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from enum import Enum
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -353,3 +355,66 @@ class FailedPrediction:
     guessable: bool | None = None
     hops: int | None = None
     judge: float | None = None
+
+
+class EventKind(Enum):
+    """What was dropped or noted; the value is the text for people, with `{}` for the reason.
+
+    Manifests store the texts, and `--json` prints them. No text starts like another one up to its
+    `{}`, so each is read back as its own kind.
+    """
+
+    PAIR_DROPPED = "pair dropped: {}"
+    UNSCORED = "unscored: {}"
+    DUPLICATE_SIBLING = "duplicate siblings"
+    INVALID_ACTION = "invalid actions"
+    TOKEN_LIMIT = "stopped at mcts.max_output_tokens"
+    QUESTION_FAILED = "question failed: {}"
+    TOKENS_COUNTED = "tokens {}"
+    WARNING = "warning: {}"
+    QUESTION_READ = "questions read"
+    QUESTION_MERGED = "questions merged, repeated"
+    QUESTION_SKIPPED = "questions skipped"
+    OTHER_SPLIT = "questions of the split {}, left out"
+    UNFIT = "questions left out, {}"
+    OVER_LIMIT = "questions left out by the {}"
+    WITHOUT_GOLD = "questions without known gold passages"
+    TITLE_RESPELLED = "supporting titles found by another spelling or by file name"
+    PASSAGE_READ = "passages read"
+    PASSAGE_MERGED = "passages merged: {}"
+    EMPTY_PARAGRAPH = "paragraphs skipped, without text"
+    EMPTY_DOCUMENT = "corpus documents skipped, without text"
+    FILE_SKIPPED = "corpus files skipped, {}"
+    OTHER = "{}"
+
+
+class Event(NamedTuple):
+    """Something that a stage dropped or noted, as a key of counts; `str` is its text for people.
+
+    Attributes:
+        reason: Cause or detail; empty if the text of the kind has no `{}`.
+        source: Source of the questions, if the event belongs to one.
+    """
+
+    kind: EventKind
+    reason: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        text = self.kind.value.format(self.reason)
+        return f"{self.source}: {text}" if self.source else text
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Returns the event of a stored text; if its kind is not known, one of kind `OTHER`.
+
+        Only tables of trees store events, and these have no source.
+        """
+        forms = ((kind, re.escape(kind.value).replace(r"\{\}", "(.*)")) for kind in EventKind)
+        matches = ((kind, re.fullmatch(form, text, re.DOTALL)) for kind, form in forms)
+        return next(cls(kind, *match.groups()) for kind, match in matches if match)
+
+
+def counts_by_text(counts: Mapping[Event, int]) -> dict[str, int]:
+    """Returns counts by the text of their events, in the same order."""
+    return {str(event): n for event, n in counts.items()}

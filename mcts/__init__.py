@@ -2,13 +2,7 @@
 
 from .chains import sample_chains
 from .search import Expansion, search
-from .settings import (
-    SEARCH_SETTINGS,
-    ChainSettings,
-    Evaluator,
-    SearchSettings,
-    TreeSettings,
-)
+from .settings import SEARCH_SETTINGS, ChainSettings, Evaluator, SearchSettings, TreeSettings
 from .tree import Node, Tree
 
 __all__ = [

@@ -18,14 +18,7 @@ visits only below the state at which it begins. If it were counted up to the roo
 which have more branches, would weigh more.
 """
 
-from .search import (
-    Evaluate,
-    Expand,
-    KeepGoing,
-    draw_step,
-    play_out,
-    terminal_only,
-)
+from .search import Evaluate, Expand, KeepGoing, draw_step, play_out, terminal_only
 from .settings import ChainSettings
 from .tree import StateT, Tree
 
@@ -56,6 +49,7 @@ async def sample_chains(
         if not keep_going():
             return tree
         tree.back_up(await play_out(tree, tree.root, expand, evaluate_node, iteration))
+    # A copy of the list: the steps of branches are appended to it, and get no branches themselves.
     for node in [node for node in tree.nodes if not node.terminal]:
         # A state that gives the same child over and over is left alone.
         while len(node.children) < settings.branches and node.draws < 2 * settings.branches:

@@ -70,8 +70,9 @@ async def search(
     score = SCORES[settings.selection]
     evaluate_node = terminal_only(evaluate) if settings.evaluator == "playout" else evaluate
     for iteration in range(1, settings.iterations + 1):
-        done = settings.stop_when_exhausted and exhausted(tree, tree.root, settings.max_children)
-        if done or not keep_going():
+        if settings.stop_when_exhausted and is_exhausted(tree, tree.root, settings.max_children):
+            break
+        if not keep_going():
             break
         leaf = select_leaf(tree, score, settings)
         if not leaf.terminal:
@@ -85,7 +86,7 @@ async def search(
 def select_leaf(tree: Tree[StateT], score: Score, settings: TreeSettings) -> Node[StateT]:
     """Returns the first node on the way down that is terminal or may still get a child."""
     node = tree.root
-    while not node.terminal and full(node, settings.max_children):
+    while not node.terminal and is_full(node, settings.max_children):
         node = select_child(tree, node, score, settings.c, normalise=settings.normalise)
     return node
 
@@ -107,18 +108,20 @@ async def draw_step(
     """
     siblings = {child.key: child for child in tree.children(parent)}
     for _ in range(attempts):
+        # The number is used up even if the draw repeats a sibling, because it is part of the call's
+        # identity in the ledger: the same number would replay the same reply.
         draw = parent.draws
         parent.draws += 1
-        drawn = await expand(parent, draw)
-        if drawn.key not in siblings:
+        expansion = await expand(parent, draw)
+        if expansion.key not in siblings:
             child = tree.add_child(
-                parent, drawn.state, terminal=drawn.terminal, key=drawn.key, draw=draw
+                parent, expansion.state, terminal=expansion.terminal, key=expansion.key, draw=draw
             )
             child.iteration = iteration
             child.value = await evaluate(child)
             return child
     parent.duplicates += 1
-    return siblings[drawn.key]
+    return siblings[expansion.key]
 
 
 async def play_out(
@@ -145,15 +148,15 @@ def terminal_only(evaluate: Evaluate[StateT]) -> Evaluate[StateT]:
     return evaluate_node
 
 
-def full(node: Node[StateT], max_children: int) -> bool:
+def is_full(node: Node[StateT], max_children: int) -> bool:
     """Returns whether a node gets no further child; a folded duplicate takes up a place."""
     return len(node.children) + node.duplicates >= max_children
 
 
-def exhausted(tree: Tree[StateT], node: Node[StateT], max_children: int) -> bool:
+def is_exhausted(tree: Tree[StateT], node: Node[StateT], max_children: int) -> bool:
     """Returns whether no state at or below `node` may still get a child."""
     if node.terminal:
         return True
-    return full(node, max_children) and all(
-        exhausted(tree, child, max_children) for child in tree.children(node)
+    return is_full(node, max_children) and all(
+        is_exhausted(tree, child, max_children) for child in tree.children(node)
     )

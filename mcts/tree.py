@@ -104,6 +104,8 @@ class Tree(Generic[StateT]):
         for node in self.lineage(leaf):
             if node.id == stop_at:
                 break
+            # A pass without a value still counts: its visit lowers the exploration term, so the
+            # search does not repeat it forever.
             node.visits += 1
             if leaf.value is not None:
                 node.scored_visits += 1

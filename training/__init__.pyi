@@ -37,10 +37,11 @@ from .sft import train_on_steps as train_on_steps
 from .training_run import TrainingReport as TrainingReport
 from .training_run import TrainingRun as TrainingRun
 from .warm_start.reading_examples import build_reading as build_reading
+from .warm_start.trace_builder import NO_QUERY_FINDS_IT as NO_QUERY_FINDS_IT
+from .warm_start.trace_builder import TOO_LONG as TOO_LONG
 from .warm_start.trace_builder import WALKS as WALKS
 from .warm_start.trace_builder import Walk as Walk
 from .warm_start.trace_builder import register_walk as register_walk
 from .warm_start.traces import NOT_GIVEN as NOT_GIVEN
 from .warm_start.traces import NOT_IN_CORPUS as NOT_IN_CORPUS
-from .warm_start.traces import SKIPPED as SKIPPED
 from .warm_start.traces import build_traces as build_traces

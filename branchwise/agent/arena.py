@@ -64,8 +64,8 @@ class Arena(AgentProtocol):
         answer = (section(text, "answer") or "").strip()
         if not answer:
             return Action.invalid("no <answer> section that can be read")
-        others = ((name, section(text, name)) for name in SECTIONS[:-1])
-        parts = tuple((name, content.strip()) for name, content in others if content is not None)
+        sections = ((name, section(text, name)) for name in SECTIONS[:-1])
+        parts = tuple((name, content.strip()) for name, content in sections if content is not None)
         return Action("answer", answer, parts=parts)
 
     def read(self, state: State, text: str, *, last: bool, cut: bool) -> Action:

@@ -7,14 +7,7 @@ state. Prompts at rollout time and at training time come from the same protocol.
 from dataclasses import dataclass, replace
 
 from branchwise.base import EndpointError
-from branchwise.engines import (
-    CallIdentity,
-    Completion,
-    Engine,
-    SampleRequest,
-    Sampling,
-    Usage,
-)
+from branchwise.engines import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from branchwise.retrieval import Retriever
 from branchwise.types import Message, Question, RetrievedPassage
 
@@ -131,6 +124,7 @@ class Environment:
         )
         completion = await self.engine.sample(request)
         text, cut = completion.text, completion.finish_reason == "length"
+        # Engines cut the stop string off, but it is the closing tag of the action.
         if completion.stop_reason in protocol.stops:
             text += completion.stop_reason
         action = protocol.read(state, text, last=last, cut=cut)

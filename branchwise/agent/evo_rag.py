@@ -64,8 +64,9 @@ class EvoRAG(AgentProtocol):
 
     def structure(self, state: State, *, last: bool) -> Structure:
         stack = live_searches(state.steps)
-        tags = [f"<{kind}>{CONTENT}</{kind}>" for kind in _allowed(stack, last) if kind in _FILLED]
-        tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, last)]
+        allowed = _allowed_actions(stack, last)
+        tags = [f"<{kind}>{CONTENT}</{kind}>" for kind in allowed if kind in _FILLED]
+        tags += [tag for tag, kind in _EMPTY.items() if kind in allowed]
         note = f"(<note>{CONTENT}</note>)?" if stack else ""
         # No `|` inside a group: `engines.embedded.structure` cuts every alternative at its bound.
         return Structure("regex", "|".join(note + tag for tag in tags))
@@ -77,8 +78,8 @@ class EvoRAG(AgentProtocol):
             return Action.invalid("<note> is not allowed before a search")
         if note and not note[1].strip():
             return Action.invalid("<note> is empty")
-        action = _read(text[note.end() :] if note else text)
-        if action.kind != "invalid" and action.kind not in _allowed(stack, last):
+        action = _parse_action(text[note.end() :] if note else text)
+        if action.kind != "invalid" and action.kind not in _allowed_actions(stack, last):
             return Action.invalid(f"<{action.kind}> is not allowed here")
         return action
 
@@ -110,13 +111,13 @@ def note_of(step: Step) -> str | None:
     return note[1].strip() if note else None
 
 
-def _allowed(stack: Sequence[LiveSearch], last: bool) -> tuple[str, ...]:
+def _allowed_actions(stack: Sequence[LiveSearch], last: bool) -> tuple[str, ...]:
     if last:
         return ("answer",)
     return ("search", "answer", "refuse", *(("backtrack",) if stack else ()))
 
 
-def _read(text: str) -> Action:
+def _parse_action(text: str) -> Action:
     """Reads exactly one action; its content must not be empty."""
     if (kind := _EMPTY.get(text.strip())) is not None:
         return Action(kind, "")
@@ -131,7 +132,7 @@ def _read(text: str) -> Action:
 def _user_text(state: State) -> str:
     """Returns the question, then the stack of searches, then the queries taken back."""
     stack = live_searches(state.steps)
-    lines = [f"Question: {state.question}", *_shown(stack)]
+    lines = [f"Question: {state.question}", *_lines_of_searches(stack)]
     live = {search.number for search in stack}
     queries = [step.action.content for step in state.steps if step.action.kind == "search"]
     taken_back = [query for n, query in enumerate(queries, start=1) if n not in live]
@@ -140,7 +141,7 @@ def _user_text(state: State) -> str:
     return "\n".join(lines)
 
 
-def _shown(stack: Sequence[LiveSearch]) -> Iterator[str]:
+def _lines_of_searches(stack: Sequence[LiveSearch]) -> Iterator[str]:
     """Yields the lines of each search; a passage that is already shown is only named."""
     shown: set[str] = set()
     for search in stack:

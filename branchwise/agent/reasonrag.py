@@ -54,10 +54,10 @@ class ReasonRAG(AgentProtocol):
         return (Message("system", self.prompts[name]), Message("user", text))
 
     def structure(self, state: State, *, last: bool) -> Structure:
-        return tag_structure(_allowed(state, last))
+        return tag_structure(_allowed_actions(state, last))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
-        return parse_tag(text, _allowed(state, last))
+        return parse_tag(text, _allowed_actions(state, last))
 
     def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         return _NEXT.get(action.kind, TERMINAL)
@@ -77,6 +77,6 @@ class ReasonRAG(AgentProtocol):
         return f"{step.action.kind.capitalize()}: {step.action.content}"
 
 
-def _allowed(state: State, last: bool) -> tuple[str, ...]:
+def _allowed_actions(state: State, last: bool) -> tuple[str, ...]:
     """Returns the allowed tags of the next step. A forced step answers in any stage."""
     return ("answer",) if last else _ALLOWED[state.stage]

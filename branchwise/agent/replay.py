@@ -40,11 +40,11 @@ def replay_tree(
                 f"tree {node.tree_id}, node {node.node_id}: its parent {node.parent_id} does not "
                 "come before it; restore the run's trees (`branchwise verify`)"
             )
-        states[node.node_id] = _after(states[node.parent_id], node, passages, protocol)
+        states[node.node_id] = _next_state(states[node.parent_id], node, passages, protocol)
     return [states[node.node_id] for node in nodes]
 
 
-def _after(
+def _next_state(
     parent: State, node: TreeNode, passages: Mapping[str, Passage], protocol: AgentProtocol
 ) -> State:
     if node.action not in ACTIONS:
@@ -63,6 +63,8 @@ def _after(
         token_ids=node.token_ids,
         total_tokens=node.input_tokens + node.output_tokens,
     )
+    # The last call of a budget ends a trajectory whatever its action, and the row does not store
+    # which call was the last. So the row decides, and all other nodes have calls left.
     if node.terminal:
         return parent.after(step, TERMINAL)
     step = replace(step, inserted=protocol.inserted(parent, step))

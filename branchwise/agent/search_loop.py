@@ -55,8 +55,7 @@ class SearchLoop(AgentProtocol):
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
         """Returns the first complete search or answer; later text is ignored."""
-        known = self.search_tags.pairs
-        pair = first_pair(text, known, ("search", "answer"))
+        pair = first_pair(text, self.search_tags.pairs, ("search", "answer"))
         if pair is None:
             return Action.invalid("no complete <search> or <answer>")
         opened, closed = pair

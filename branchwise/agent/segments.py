@@ -76,10 +76,10 @@ EVAL_RAR = SearchTags(evaluation="evaluate")
 AUTOREFINE = SearchTags("documents", "refine")
 
 
-def find_tags(text: str, known: Pairs) -> Iterator[Tag]:
-    """Yields the known tags of a text in order."""
-    kinds = {opening: (name, False) for name, (opening, _) in known.items()}
-    kinds |= {closing: (name, True) for name, (_, closing) in known.items()}
+def find_tags(text: str, tags: Pairs) -> Iterator[Tag]:
+    """Yields those of `tags` that occur in a text, in order."""
+    kinds = {opening: (name, False) for name, (opening, _) in tags.items()}
+    kinds |= {closing: (name, True) for name, (_, closing) in tags.items()}
     for match in re.finditer("|".join(map(re.escape, kinds)), text):
         yield Tag(*kinds[match[0]], match.start(), match.end())
 
@@ -98,8 +98,8 @@ def outside(text: str, names: Iterable[str]) -> str | None:
     None unless each section is opened and closed exactly once, in the order of `names`.
     """
     expected = [(name, closing) for name in names for closing in (False, True)]
-    known = pairs(*(name for name, _ in expected))
-    first_tags = list(islice(find_tags(text, known), len(expected) + 1))
+    tags = pairs(*(name for name, _ in expected))
+    first_tags = list(islice(find_tags(text, tags), len(expected) + 1))
     if [(tag.name, tag.closing) for tag in first_tags] != expected:
         return None
     ends = [0, *(tag.end for tag in first_tags[1::2])]
@@ -107,9 +107,9 @@ def outside(text: str, names: Iterable[str]) -> str | None:
     return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
 
-def first_pair(text: str, known: Pairs, names: Collection[str]) -> tuple[Tag, Tag] | None:
-    """Returns the first complete pair of `names` without a known tag inside."""
-    for opened, closed in pairwise(find_tags(text, known)):
+def first_pair(text: str, tags: Pairs, names: Collection[str]) -> tuple[Tag, Tag] | None:
+    """Returns the first complete pair of `names` without one of `tags` inside."""
+    for opened, closed in pairwise(find_tags(text, tags)):
         is_pair = opened.name == closed.name and not opened.closing and closed.closing
         if is_pair and opened.name in names:
             return opened, closed

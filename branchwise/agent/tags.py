@@ -59,8 +59,8 @@ def content_of(reply: str) -> str:
     An answer is preferred to a query (`search` in EVO-RAG), and a query to evidence.
     """
     for tag in ("answer", "query", "search", "evidence"):
-        _, _, rest = reply.partition(f"<{tag}>")
-        content, closed, _ = rest.partition(f"</{tag}>")
-        if closed:
+        _, _, after_tag = reply.partition(f"<{tag}>")
+        content, closing, _ = after_tag.partition(f"</{tag}>")
+        if closing:
             return content.strip()
     return ""

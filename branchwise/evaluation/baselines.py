@@ -40,13 +40,13 @@ class Material:
     Attributes:
         corpus: Passages by id.
         retriever: Finds passages, `top_k` per search.
-        others: Loads the questions of split `train` that are not evaluated.
+        unevaluated: Loads the questions of split `train` that are not evaluated.
     """
 
     corpus: Mapping[str, Passage]
     retriever: Retriever
     top_k: int
-    others: Callable[[], Iterable[Question]]
+    unevaluated: Callable[[], Iterable[Question]]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def supporting(question: Question, corpus: Mapping[str, Passage]) -> tuple[Retri
 @register_baseline("majority")
 def majority(material: Material) -> Baseline:
     """Gives the most frequent answer of a source to all its questions, without a model."""
-    answers = majority_answers(material.others())
+    answers = majority_answers(material.unevaluated())
 
     async def begin(question: Question) -> State:
         text = answers[question.source]

@@ -50,8 +50,8 @@ class EvaluatedPolicy(ModelSettings):
     @model_serializer(mode="wrap")
     def _write_named(self, write: SerializerFunctionWrapHandler) -> Any:
         """Writes the settings that the block names: only those are not the recipe's."""
-        named = _named(self, write)
-        return named["model"] if named.keys() == {"model"} else named
+        settings = _explicit_settings(self, write)
+        return settings["model"] if settings.keys() == {"model"} else settings
 
 
 class EvaluationJudge(JudgeSettings):
@@ -71,10 +71,10 @@ class EvaluationJudge(JudgeSettings):
 
     @model_serializer(mode="wrap")
     def _write_named(self, write: SerializerFunctionWrapHandler) -> Any:
-        return _named(self, write)
+        return _explicit_settings(self, write)
 
 
-def _named(block: Settings, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+def _explicit_settings(block: Settings, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
     """Writes the settings that a block names."""
     return {name: value for name, value in write(block).items() if name in block.model_fields_set}
 

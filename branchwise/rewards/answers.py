@@ -69,21 +69,21 @@ def strict_form(text: str, *, keep_articles: bool = False) -> str:
         text: Any string.
         keep_articles: Whether to keep all of a, an and the.
     """
-    plain = whole = comparable(text)
+    plain = folded = comparable(text)
     for pattern, replacement in _STRICT_STEPS:
         plain = pattern.sub(replacement, plain)
     plain = " ".join(plain.split())
     if not keep_articles:
         plain = _ARTICLE_BEFORE_WORD.sub("", plain)
-    return plain or whole
+    return plain or folded
 
 
 def is_ambiguous(answer: str) -> bool:
     """Returns whether SQuAD's normal form of an answer is also that of an answer with another
     meaning.
     """
-    kept, lost = (strict_form(form).replace(" ", "") for form in (answer, normalise(answer)))
-    return kept != lost
+    before, after = (strict_form(form).replace(" ", "") for form in (answer, normalise(answer)))
+    return before != after
 
 
 def exact_match(prediction: str, golds: Iterable[str], form: NormalForm = normalise) -> float:
@@ -139,10 +139,10 @@ def _token_f1(predicted: str, gold: str) -> float:
     return 2 * shared / (len(predicted_tokens) + len(gold_tokens))
 
 
-def token_overlap(left: str, right: str) -> float:
+def token_overlap(first: str, second: str) -> float:
     """Returns the Jaccard similarity of two texts' normalised tokens, in [0, 1]."""
-    words, others = (set(normalise(text).split()) for text in (left, right))
-    return len(words & others) / len(words | others) if words | others else 1.0
+    a, b = (set(normalise(text).split()) for text in (first, second))
+    return len(a & b) / len(a | b) if a | b else 1.0
 
 
 YES_NO = frozenset({"yes", "no"})

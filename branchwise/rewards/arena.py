@@ -78,9 +78,9 @@ def arena_outcome(
     answer = (section(text, "answer") or "").strip()
     em = exact_match(answer, golds, settings.form) if answer else 0.0
     accuracy = f1(answer, golds, settings.form) if answer and settings.accuracy == "f1" else em
-    cited = _numbers(section(text, "relevance"))
+    cited = _cited_numbers(section(text, "relevance"))
     relevance = _relevance(cited, supporting, settings.partial_relevance)
-    failures = tuple(_failures(text, cited, reference_count))
+    failures = tuple(_broken_rules(text, cited, reference_count))
     if any(segment.cut for segment in segments):
         failures = (*failures, "cut")
     format_and_relevance_ok = not failures and relevance == 1.0
@@ -100,7 +100,9 @@ def arena_outcome(
     )
 
 
-def _failures(text: str, cited: frozenset[int] | None, reference_count: int) -> Iterator[ArenaRule]:
+def _broken_rules(
+    text: str, cited: frozenset[int] | None, reference_count: int
+) -> Iterator[ArenaRule]:
     around = outside(text, SECTIONS)
     if around is None:
         yield "sections"
@@ -116,7 +118,7 @@ def _failures(text: str, cited: frozenset[int] | None, reference_count: int) -> 
         yield "blank"
 
 
-def _numbers(content: str | None) -> frozenset[int] | None:
+def _cited_numbers(content: str | None) -> frozenset[int] | None:
     """Parses "[2, 4]"; None for any other text. A number has one to six ASCII digits."""
     plain = (content or "").strip()
     if not (plain.startswith("[") and plain.endswith("]")):

@@ -112,17 +112,17 @@ class _Evaluation(NamedTuple):
 
 
 def _evaluations(segments: Iterable[Segment], search_tags: SearchTags) -> Iterator[_Evaluation]:
-    known, name = search_tags.pairs, search_tags.evaluation
+    tags, name = search_tags.pairs, search_tags.evaluation
     blocks, is_awaited = 0, False
     for segment in segments:
-        if is_block(segment, known[search_tags.documents][0]):
+        if is_block(segment, tags[search_tags.documents][0]):
             blocks, is_awaited = blocks + 1, True
         if segment.role != "policy" or name is None:
             continue
         # The environment drops text after the action of a call.
-        action = first_pair(segment.text, known, ACTIONS)
+        action = first_pair(segment.text, tags, ACTIONS)
         text = segment.text[: action[0].start] if action else segment.text
-        for tag, after in pairwise([*find_tags(text, known), None]):
+        for tag, after in pairwise([*find_tags(text, tags), None]):
             if tag is None or tag[:2] != (name, False):
                 continue
             if after is not None and after[:2] == (name, True):
@@ -145,13 +145,13 @@ def _copied_share(evaluations: Iterable[_Evaluation], blocks: Sequence[str]) -> 
 
     In [0, 1]; None without an evaluation.
     """
-    read = [normalise(block).split() for block in blocks]
+    block_tokens = [normalise(block).split() for block in blocks]
     shares = []
     for evaluation in evaluations:
         if tokens := normalise(evaluation.text).split():
             runs = (
                 SequenceMatcher(None, tokens, block, autojunk=False).find_longest_match().size
-                for block in read[: evaluation.blocks]
+                for block in block_tokens[: evaluation.blocks]
             )
             shares.append(max(runs, default=0) / len(tokens))
     return fmean(shares) if shares else None

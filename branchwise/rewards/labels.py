@@ -23,20 +23,20 @@ class Label:
     weighted: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def gap(label: Label, other: Label) -> float:
-    """Returns how much higher `label` is rewarded than `other`; both have a reward.
+def gap(label: Label, sibling: Label) -> float:
+    """Returns how much higher `label` is rewarded than `sibling`; both have a reward.
 
     Leaves a part out of both sums if it is None for either side, because an unknown value is not a
     reason to prefer the other side.
     """
-    if label.reward is None or other.reward is None:
+    if label.reward is None or sibling.reward is None:
         raise ValueError("cannot compare a label without a reward")
     if not label.weighted:
-        return label.reward - other.reward
+        return label.reward - sibling.reward
     return sum(
-        mine - theirs
-        for name, mine in label.weighted.items()
-        if mine is not None and (theirs := other.weighted.get(name)) is not None
+        part - sibling_part
+        for name, part in label.weighted.items()
+        if part is not None and (sibling_part := sibling.weighted.get(name)) is not None
     )
 
 

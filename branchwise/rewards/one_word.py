@@ -15,7 +15,7 @@ from branchwise.engines import (
 )
 from branchwise.types import Message
 
-_SAME = (
+_SYNONYMS = (
     frozenset({"yes", "true", "correct", "y", "1", "是", "对", "正确"}),
     frozenset({"no", "false", "incorrect", "n", "0", "否", "不是", "错误"}),
 )
@@ -75,21 +75,21 @@ def read_word(text: str, finish_reason: FinishReason, words: tuple[str, str]) ->
     match = _WORD.match(plain, label.end() if label else 0)
     if match is None:
         return None
-    rest = plain[match.end(1) :]
-    is_last = not rest.strip()
-    if (is_last and finish_reason == "length") or not (is_last or rest[0] in _AFTER_WORD):
+    remainder = plain[match.end(1) :]
+    is_last = not remainder.strip()
+    if (is_last and finish_reason == "length") or not (is_last or remainder[0] in _AFTER_WORD):
         return None
-    if match[1].isdecimal() and _FRACTION.match(rest):
+    if match[1].isdecimal() and _FRACTION.match(remainder):
         return None
     verdict = _verdict(match[1], words)
-    later = (_WORD.match(line) for line in rest.splitlines()[1:])
+    later = (_WORD.match(line) for line in remainder.splitlines()[1:])
     contradicted = any(word and _verdict(word[1], words) is (not verdict) for word in later)
     return None if contradicted else verdict
 
 
 def _verdict(word: str, words: tuple[str, str]) -> bool | None:
-    for verdict, wanted in zip((True, False), words, strict=True):
-        synonyms = next((same for same in _SAME if wanted.lower() in same), {wanted.lower()})
+    for verdict, expected in zip((True, False), map(str.lower, words), strict=True):
+        synonyms = next((group for group in _SYNONYMS if expected in group), {expected})
         if word in synonyms:
             return verdict
     return None

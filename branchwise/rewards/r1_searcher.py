@@ -79,7 +79,7 @@ def r1_searcher_outcome(
         settings: Reward settings.
     """
     answer = (section(policy_text(segments), "answer") or "").strip() or None
-    failures = tuple(_failures(segments, question, golds, settings.max_answer_words))
+    failures = tuple(_broken_rules(segments, question, golds, settings.max_answer_words))
     blocks = len(_blocks(segments))
     components: dict[str, float | None] = (
         {
@@ -110,7 +110,7 @@ def _blocks(segments: Sequence[Segment]) -> list[str]:
     return [segment.text for segment in segments if is_block(segment, opening)]
 
 
-def _failures(
+def _broken_rules(
     segments: Sequence[Segment], question: str, golds: Sequence[str], max_words: int
 ) -> Iterator[R1Rule]:
     text = policy_text(segments)
@@ -127,7 +127,7 @@ def _failures(
             yield "long-answer"
     if any(tag.name == "documents" for tag in find_tags(text, R1_SEARCHER)):
         yield "documents"
-    if not _only_served(segments):
+    if not _has_one_query_per_search(segments):
         yield "query"
     last = segments[-1] if segments else Segment("policy", "")
     is_cut = any(segment.cut for segment in segments)
@@ -137,7 +137,7 @@ def _failures(
         yield "unreadable"
 
 
-def _only_served(segments: Sequence[Segment]) -> bool:
+def _has_one_query_per_search(segments: Sequence[Segment]) -> bool:
     """Returns whether each policy segment before documents has exactly one query, others none."""
     opening = R1_SEARCHER["documents"][0]
     for place, segment in enumerate(segments):

@@ -107,10 +107,10 @@ class RewardScheme(ABC):
         search, protocol = self.recipe.mcts, self.recipe.agent.protocol
         name = self.settings.scheme
         if self.protocols and protocol not in self.protocols:
-            known = " or ".join(self.protocols)
+            names = " or ".join(self.protocols)
             yield (
-                f"rewards.scheme: {name} rewards the protocol {known}, but agent.protocol is "
-                f"`{protocol}`; set agent.protocol: {known}, or use another scheme"
+                f"rewards.scheme: {name} rewards the protocol {names}, but agent.protocol is "
+                f"`{protocol}`; set agent.protocol: {names}, or use another scheme"
             )
         if self.by_answer:
             return
@@ -194,8 +194,8 @@ def _label(node: TreeNode, outcomes: Sequence[Outcome]) -> Label:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 S = TypeVar("S", bound=RewardScheme)

@@ -121,31 +121,33 @@ class TreeFacts:
         if estimator == "rollout":
             return [(1.0, outcome) for outcome in self.started_at(node)]
         if estimator == "monte_carlo":
-            return [(1.0, outcome) for outcome in self._collected(node.node_id).values()]
+            return [(1.0, outcome) for outcome in self._distinct_outcomes(node.node_id).values()]
         return (
             self._by_visits[node.node_id] if estimator == "tree" else self._leaves_by_visits(node)
         )
 
-    def _collected(self, node_id: int) -> dict[str, RolloutOutcome]:
+    def _distinct_outcomes(self, node_id: int) -> dict[str, RolloutOutcome]:
         """Returns the distinct outcomes at or below a node, of leaves and evaluation rollouts."""
         if node_id not in self._outcomes:
+            # By trajectory: rollouts that take the same actions are one outcome, or an answer would
+            # count as often as it was drawn.
             outcomes = {o.trajectory: o for o in self.started_at(self._by_id[node_id])}
             for child in self.children[node_id]:
-                outcomes.update(self._collected(child.node_id))
+                outcomes.update(self._distinct_outcomes(child.node_id))
             self._outcomes[node_id] = outcomes
         return self._outcomes[node_id]
 
     def started_at(self, node: TreeNode) -> list[RolloutOutcome]:
         """Returns the outcomes of rollouts that started at `node`; a leaf's is its own answer."""
         if node.terminal:
-            return self._answered(node)
+            return self._own_outcome(node)
         return [
             RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
             for r in node.rollouts
             if r.answer is not None and is_counted(r.forced, self.settings)
         ]
 
-    def _answered(self, node: TreeNode) -> list[RolloutOutcome]:
+    def _own_outcome(self, node: TreeNode) -> list[RolloutOutcome]:
         """Returns the outcome of a node that is an answer and counts, else nothing."""
         if node.action != "answer" or not is_counted(node.forced, self.settings):
             return []
@@ -168,10 +170,15 @@ class TreeFacts:
     @cached_property
     def _by_visits(self) -> dict[int, Evidence]:
         """Leaves by node, each with its share of Σ N·r / Σ N, bottom-up."""
+        # The weights of a node's leaves sum to 1. A child without an answer below drops out with
+        # its visits, so that it does not count as worth 0:
+        #     node ─ 3 visits ─ answer A     A: 3/4
+        #          ├ 1 visit  ─ answer B     B: 1/4
+        #          └ 5 visits ─ no answer    –
         leaves: dict[int, Evidence] = {}
         for node in sorted(self.nodes, key=lambda n: -n.depth):
             if node.terminal:
-                leaves[node.node_id] = [(1.0, outcome) for outcome in self._answered(node)]
+                leaves[node.node_id] = [(1.0, outcome) for outcome in self._own_outcome(node)]
                 continue
             below = [c for c in self.children[node.node_id] if leaves[c.node_id] and c.visits]
             visits = sum(child.visits for child in below)
@@ -184,7 +191,7 @@ class TreeFacts:
 
     def _leaves_by_visits(self, node: TreeNode) -> Evidence:
         """Leaves at or below a node, by the passes that ended there."""
-        leaves: Evidence = [(node.visits, o) for o in self._answered(node) if node.visits]
+        leaves: Evidence = [(node.visits, o) for o in self._own_outcome(node) if node.visits]
         for child in self.children[node.node_id]:
             leaves += self._leaves_by_visits(child)
         return leaves
@@ -207,8 +214,8 @@ class TreeFacts:
         if node.action == "invalid":
             return 0.0
         if node.terminal and node.judge_text is None:  # `mcts.judge_terminals` is off
-            answered = self._answered(node)
-            return self.worth(answered[0]) if answered else None
+            outcomes = self._own_outcome(node)
+            return self.worth(outcomes[0]) if outcomes else None
         if node.judge_score is None:
             return None
         return decayed(node.judge_score, node.depth, self.settings)

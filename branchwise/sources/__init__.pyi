@@ -3,6 +3,7 @@ from .documents import register_document_reader as register_document_reader
 from .files import existing as existing
 from .files import read_rows as read_rows
 from .jsonl import line_of as line_of
+from .load import LEFT_OUT as LEFT_OUT
 from .load import Data as Data
 from .load import load_data as load_data
 from .load import load_split as load_split

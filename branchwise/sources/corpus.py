@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from branchwise.base import ConfigError, Faults, composed, kind_in_words
-from branchwise.types import Passage, Question
+from branchwise.types import Event, EventKind, Passage, Question
 
 from .documents import (
     CONVERTERS,
@@ -38,24 +38,24 @@ class Corpus:
         passages: Passages in the order in which they were added.
         aliases: Id of a merged passage → id of the passage that it repeats.
         ids: Id of each passage by its title and text.
-        counts: Numbers of passages read, merged and skipped, by name.
+        counts: Numbers of passages read, merged and skipped.
     """
 
     passages: list[Passage] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     ids: dict[tuple[str, str], str] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[Event] = field(default_factory=Counter)
     _first: dict[str, PlacedPassage] = field(default_factory=dict)
 
     def add(self, place: str, passage: Passage, faults: Faults) -> None:
         """Adds a passage, or merges it with an earlier one of the same content; one id with two
         contents is a fault.
         """
-        self.counts["passages read"] += 1
+        self.counts[Event(EventKind.PASSAGE_READ)] += 1
         earlier_place, earlier = self._first.setdefault(passage.id, (place, passage))
         if earlier is not passage:
             if earlier == passage:
-                self.counts["passages merged: same id and content"] += 1
+                self.counts[Event(EventKind.PASSAGE_MERGED, "same id and content")] += 1
             else:
                 faults.add(
                     place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
@@ -66,7 +66,7 @@ class Corpus:
             self.passages.append(passage)
         else:
             self.aliases[passage.id] = same
-            self.counts["passages merged: same content, another id"] += 1
+            self.counts[Event(EventKind.PASSAGE_MERGED, "same content, another id")] += 1
 
     def add_paragraphs(self, place: str, question: Question, faults: Faults) -> None:
         """Adds the paragraphs of a question; the id of one without an id is a hash of its content.
@@ -78,7 +78,7 @@ class Corpus:
                 name = item.id or content_id(item.title, item.text)
                 self.add(place, Passage(id=name, title=item.title, text=item.text), faults)
             else:
-                self.counts["paragraphs skipped, without text"] += 1
+                self.counts[Event(EventKind.EMPTY_PARAGRAPH)] += 1
 
 
 def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
@@ -102,13 +102,13 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
             corpus.add(place, passage, faults)
     faults.raise_any()
     if not corpus.passages:
-        seen = "".join(f"; {what}: {count}" for what, count in corpus.counts.items())
+        seen = "".join(f"; {event}: {count}" for event, count in corpus.counts.items())
         raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{seen}")
     return corpus
 
 
 def _read(
-    path: Path, passage_words: int, faults: Faults, passed_over: Counter[str]
+    path: Path, passage_words: int, faults: Faults, passed_over: Counter[Event]
 ) -> Iterator[PlacedPassage]:
     if not path.is_dir() and kind_of(path) not in DOCUMENT_READERS:
         if kind_of(path) in CONVERTERS:
@@ -127,7 +127,7 @@ def _read(
         name = composed((Path(path.name) / file.relative_to(path)).as_posix())
         passages = read_document(file, name, passage_words, faults)
         if not passages:
-            passed_over["corpus documents skipped, without text"] += 1
+            passed_over[Event(EventKind.EMPTY_DOCUMENT)] += 1
         for passage in passages:
             yield str(file), passage
 

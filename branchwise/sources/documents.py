@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from branchwise.base import Faults, Registry, composed
-from branchwise.types import Passage
+from branchwise.types import Event, EventKind, Passage
 
 from .files import kind_of, text_lines
 from .packing import SUFFIXES, unpacked_name
@@ -62,7 +62,7 @@ def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passag
         yield Passage(id=name if len(starts) == 1 else f"{name}#{number}", title=title, text=piece)
 
 
-def document_files(folder: Path, passed_over: Counter[str], faults: Faults) -> list[Path]:
+def document_files(folder: Path, passed_over: Counter[Event], faults: Faults) -> list[Path]:
     """Returns the text files under `folder` (`.gz` too), by name.
 
     Counts files with another ending in `passed_over`, except hidden ones. A document of
@@ -77,7 +77,7 @@ def document_files(folder: Path, passed_over: Counter[str], faults: Faults) -> l
         elif kind_of(path) in CONVERTERS and not _is_converted(path):
             reject_format(path, faults)
         else:
-            passed_over[f"corpus files skipped, {kind_of(path) or 'no ending'}"] += 1
+            passed_over[Event(EventKind.FILE_SKIPPED, kind_of(path) or "no ending")] += 1
     return sorted(texts)
 
 

@@ -2,26 +2,31 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
 
 from branchwise.base import ConfigError, Faults, terminal_safe
-from branchwise.types import Paragraph, Passage, Question, QuestionKey
+from branchwise.types import Event, EventKind, Paragraph, Passage, Question, QuestionKey
 
 from .corpus import Corpus, load_corpus
 from .gold import resolve_gold
 from .readers import PlacedQuestion, merge_questions, read_set
 from .settings import AtlasSettings, DataSettings, SetSettings, Split
 
-Notes = Counter[str]
+Notes = Counter[Event]
 
-_CITING = "warning: questions that cite passages not in the corpus"
-_CITED = "warning: cited passages not in the corpus"
-_CUT = "warning: questions with a supporting title of several passages (cite the passages' ids)"
-_RESPELLED = "supporting titles found by another spelling or by file name"
+LEFT_OUT = (EventKind.OTHER_SPLIT, EventKind.UNFIT, EventKind.OVER_LIMIT)
+"""Kinds of notes about questions that are not used."""
+_CITING = Event(EventKind.WARNING, "questions that cite passages not in the corpus")
+_CITED = Event(EventKind.WARNING, "cited passages not in the corpus")
+_CUT = Event(
+    EventKind.WARNING,
+    "questions with a supporting title of several passages (cite the passages' ids)",
+)
+_RESPELLED = Event(EventKind.TITLE_RESPELLED)
 _SHOWN = 80
 """Characters of a title that an example shows."""
 
@@ -34,21 +39,22 @@ class Data:
         questions: Sampled questions, in an order that depends only on the seed. `split` is set by
             hash, and `supporting_ids` are resolved against the corpus.
         passages: Passages of the corpus, with distinct ids and contents.
-        notes: Numbers read, dropped, merged or missing, by reason.
+        notes: Numbers read, dropped, merged or missing.
         examples: Up to three examples of some notes, in words.
         incomplete: Questions that cite ids of passages, some of which the corpus lacks.
     """
 
     questions: tuple[Question, ...]
     passages: tuple[Passage, ...]
-    notes: Mapping[str, int]
-    examples: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[Event, int]
+    examples: Mapping[Event, str] = field(default_factory=dict)
     incomplete: frozenset[QuestionKey] = frozenset()
 
-    def describe_notes(self) -> Iterator[str]:
-        """Yields a line per note, with its examples."""
-        for note, count in sorted(self.notes.items()):
-            yield f"{note}: {count}{self.examples.get(note, '')}"
+    def describe_notes(self, kinds: Collection[EventKind] = tuple(EventKind)) -> Iterator[str]:
+        """Yields a line per note of some kinds, with its examples."""
+        notes = (note for note in self.notes if note.kind in kinds)
+        for note in sorted(notes, key=str):
+            yield f"{note}: {self.notes[note]}{self.examples.get(note, '')}"
 
 
 Unfit = Callable[[Question], str | None]
@@ -173,21 +179,21 @@ def _load_set(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
             for place, question, _ in questions:
                 reading.paragraphs.add_paragraphs(place, question, faults)
             faults.raise_any()
-    notes[f"{source}: questions read"] += len(questions)
-    notes[f"{source}: questions merged, repeated"] += repeated
+    notes[Event(EventKind.QUESTION_READ, source=source)] += len(questions)
+    notes[Event(EventKind.QUESTION_MERGED, source=source)] += repeated
     eligible = []
     for placed in questions:
         if settings.split is not None and placed.question.split != settings.split:
-            notes[f"{source}: questions of the split {placed.question.split}, left out"] += 1
+            notes[Event(EventKind.OTHER_SPLIT, str(placed.question.split), source)] += 1
         elif reason := reading.unfit(placed.question):
-            notes[f"{source}: questions left out, {reason}"] += 1
+            notes[Event(EventKind.UNFIT, reason, source)] += 1
         else:
             eligible.append(placed)
     # Atlas skips questions itself, in the order in which it makes them.
     left = _sampled(eligible, reading.seed)[0 if source == "atlas" else reading.skip :]
-    notes[f"{source}: questions skipped"] += len(eligible) - len(left)
+    notes[Event(EventKind.QUESTION_SKIPPED, source=source)] += len(eligible) - len(left)
     drawn = left[: settings.limit]
-    notes[f"{source}: questions left out by the limit"] += len(left) - len(drawn)
+    notes[Event(EventKind.OVER_LIMIT, "limit", source)] += len(left) - len(drawn)
     return drawn
 
 
@@ -219,9 +225,9 @@ def _of_mix(questions: Iterable[PlacedQuestion], reading: _Reading) -> list[Plac
     """Applies `skip` and `limit` to all sets together."""
     placed, notes = _sampled(questions, reading.seed), reading.notes
     left = placed[reading.settings.skip :]
-    notes["questions skipped"] += len(placed) - len(left)
+    notes[Event(EventKind.QUESTION_SKIPPED)] += len(placed) - len(left)
     drawn = left[: reading.settings.limit]
-    notes["questions left out by the limit of the mix"] += len(left) - len(drawn)
+    notes[Event(EventKind.OVER_LIMIT, "limit of the mix")] += len(left) - len(drawn)
     return drawn
 
 
@@ -265,7 +271,7 @@ def _with_paragraph_ids(questions: Iterable[Question], corpus: Corpus) -> list[Q
 
 def _note_missing(
     cited: Iterable[Question], resolved: Iterable[Question], corpus: Corpus, notes: Notes
-) -> tuple[dict[str, str], frozenset[QuestionKey]]:
+) -> tuple[dict[Event, str], frozenset[QuestionKey]]:
     """Counts questions whose gold passages are unknown, ambiguous or not in the corpus.
 
     Returns:
@@ -290,7 +296,7 @@ def _note_missing(
             notes[_CITING] += 1
             notes[_CITED] += len(lost)
         elif after.answerable and not after.supporting_ids:
-            notes["questions without known gold passages"] += 1
+            notes[Event(EventKind.WITHOUT_GOLD)] += 1
         elif not (marked or before.supporting_ids):
             notes[_CUT] += len(after.supporting_ids) > len(after.supporting_titles)
     notes[_RESPELLED] += len(respelled)

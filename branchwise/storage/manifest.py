@@ -22,7 +22,7 @@ from branchwise.base import (
     open_inside,
     read_inside,
 )
-from branchwise.types import SCHEMA_VERSION, Record
+from branchwise.types import SCHEMA_VERSION, Event, Record
 
 MANIFEST = "manifest.json"
 DAMAGED = (
@@ -46,7 +46,7 @@ class PartInfo(Record):
         table: Name of the part's table ("pairs", "eval/<policy>/<set>/predictions").
         path: File path relative to the run folder, with forward slashes.
         sha256: Hash of the file's bytes, hexadecimal.
-        counts: Numbers dropped or noted while making these rows, by reason.
+        counts: Numbers dropped or noted while making these rows, by the text of their event.
     """
 
     table: str
@@ -54,6 +54,11 @@ class PartInfo(Record):
     rows: int
     sha256: str
     counts: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def events(self) -> dict[Event, int]:
+        """The counts by event."""
+        return {Event.parse(text): n for text, n in self.counts.items()}
 
 
 class Manifest(Record):

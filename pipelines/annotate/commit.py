@@ -6,7 +6,7 @@ committed before a crash is replayed from the ledger at no cost.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from branchwise.annotation import AnnotatedQuestion
 from branchwise.base import terminal_safe
 from branchwise.runs import Run, empty_replies, estimates, spending
-from branchwise.sources import Data
 from branchwise.storage import (
     Ledger,
     Part,
@@ -27,13 +26,11 @@ from branchwise.storage import (
     schema_of,
     table_to_records,
 )
-from branchwise.types import Failure, Question
+from branchwise.types import Event, EventKind, Failure, Question, counts_by_text
 
 QUESTIONS_A_PART = 16
 """Fewest questions per part; after a kill, at most this many are replayed."""
 MOST_QUESTIONS_A_PART = 256
-FAILED = "question failed"
-"""Prefix of counts of failed questions by kind."""
 PARTS = 500
 """Number of parts above which parts get larger, because every commit rewrites the manifest."""
 
@@ -48,14 +45,14 @@ class Committer:
 
     run: Run
     ledger: Ledger
-    data: Data
+    questions: Sequence[Question]
     digests: Mapping[str, str]
     _waiting: list[AnnotatedQuestion] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
     def pending(self) -> list[Question]:
         """Returns questions without a committed tree, in the run's order; retries failed ones."""
-        questions = self.data.questions
+        questions = self.questions
         if question_ids(self.run.folder, "questions") != {q.id for q in questions}:
             self._write([self._part("questions", questions, None)])
         finished_ids = question_ids(self.run.folder, "trees")
@@ -67,7 +64,7 @@ class Committer:
             self._failures.append(annotated.failure)
             return
         self._waiting.append(annotated)
-        most = min(len(self.data.questions) // PARTS, MOST_QUESTIONS_A_PART)
+        most = min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART)
         if len(self._waiting) >= max(QUESTIONS_A_PART, most):
             self.flush()
 
@@ -84,7 +81,7 @@ class Committer:
         number = next(n for n in count() if n not in numbers)
         trees = self._part("trees", [n for a in batch for n in a.nodes], number)
         # Stored in the part, so that counts of all attempts add up without duplicates.
-        counts = dict(sum((a.counts for a in batch), Counter[str]()))
+        counts = counts_by_text(sum((a.counts for a in batch), Counter[Event]()))
         trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
         self._write([trees, self._part("pairs", [p for a in batch for p in a.pairs], number)])
         self._waiting.clear()
@@ -97,43 +94,45 @@ class Committer:
     def _part(self, table: str, rows: Sequence[Any], number: int | None) -> Part:
         return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)
 
-    def finish(self) -> dict[str, Any]:
-        """Commits the rest and the failures; returns the run's totals over all attempts."""
+    def finish(self) -> tuple[dict[str, Any], Counter[Event]]:
+        """Commits the rest and the failures; returns totals and events of all attempts."""
         self.flush()
         failures = self._write_failures()
         manifest = load_manifest(self.run.folder)
-        return {
+        totals = {
             "run": str(self.run.folder),
-            "questions": len(self.data.questions),
+            "questions": len(self.questions),
             "questions_done": len(question_ids(self.run.folder, "trees")),
             "questions_failed": len(failures),
             "nodes": manifest.rows("trees"),
             "pairs": manifest.rows("pairs"),
             **spending(self.ledger.totals()),
-            "counts": self._counts(failures),
         }
+        return totals, self._events(failures)
 
-    def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
-        """Counts everything dropped or noted in the run, by reason."""
-        counts = Counter({f"data: {reason}": n for reason, n in self.data.notes.items()})
+    def _events(self, failures: Iterable[Failure]) -> Counter[Event]:
+        """Counts everything dropped or noted in the run, except its data."""
+        counts = Counter[Event]()
         for part in load_manifest(self.run.folder).of("trees"):
-            counts.update(part.counts)
-        counts.update(f"{FAILED}: {failure.kind}" for failure in failures)
+            counts.update(part.events)
+        counts.update(Event(EventKind.QUESTION_FAILED, failure.kind) for failure in failures)
         counts.update(self._served_model_mismatches())
         for (role, cause), n in empty_replies(self.ledger).items():
-            counts[f"warning: empty replies of the {role}: {cause}"] += n
-        counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
-        return dict(counts)
+            counts[Event(EventKind.WARNING, f"empty replies of the {role}: {cause}")] += n
+        for basis, n in estimates(self.ledger).items():
+            counts[Event(EventKind.TOKENS_COUNTED, basis)] += n
+        return counts
 
-    def _served_model_mismatches(self) -> Counter[str]:
-        counts = Counter[str]()
+    def _served_model_mismatches(self) -> Counter[Event]:
+        counts = Counter[Event]()
         models = self.run.recipe.annotating_models.items()
         # Roles with one model share its digest and so its calls.
         remote = {self.digests[role]: m for role, m in models if m.engine == "openai"}
         for digest, model in remote.items():
             for name, n in self.ledger.count_calls("model", digest).items():
                 if name != model.model:
-                    counts[f"warning: {model.model} answered as {terminal_safe(name)}"] += n
+                    message = f"{model.model} answered as {terminal_safe(name)}"
+                    counts[Event(EventKind.WARNING, message)] += n
         return counts
 
     def _write_failures(self) -> list[Failure]:

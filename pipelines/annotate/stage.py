@@ -54,8 +54,9 @@ from branchwise.runs import (
     write_card,
 )
 from branchwise.storage import question_ids, read_parts
+from branchwise.types import Event, EventKind, counts_by_text
 
-from .commit import FAILED, Committer
+from .commit import Committer
 
 INVALID_REPLY_WARNING_SHARE = 0.9
 """Share of invalid replies from which the model is the reason for missing pairs."""
@@ -87,7 +88,7 @@ def annotate(
     if pending and replayed is None:  # a finished run needs no endpoint
         require(servers(prepared.recipe))
     extended = ("questions",) if adds_questions(context.run, questions) else ()
-    facts, inputs = {"data": prepared.data.notes}, annotation_inputs(prepared)
+    facts, inputs = {"data": counts_by_text(prepared.data.notes)}, annotation_inputs(prepared)
     run = open_run(context.run, prepared.recipe, facts, inputs, extended)
     with ExitStack() as stack:
         rereading = None
@@ -151,7 +152,7 @@ async def _grow(prepared: Prepared, run: Run, reread: Reread | None) -> StageRes
     """Grows the pending trees, commits them, and reports."""
     context, recipe, data = prepared.context, prepared.recipe, prepared.data
     with run.open_ledger() as ledger:
-        committer = Committer(run, ledger, data, prepared.digests)
+        committer = Committer(run, ledger, data.questions, prepared.digests)
         pending = committer.pending()
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("annotate", len(data.questions), grows=True, spent=ledger.totals)
@@ -167,11 +168,16 @@ async def _grow(prepared: Prepared, run: Run, reread: Reread | None) -> StageRes
                 with suppress(StorageError):  # report the first error, not this one
                     committer.finish()
                 raise
-            totals = committer.finish()
+            totals, events = committer.finish()
             write_card(run)
         spent, *caveats = describe_costs(ledger, recipe.limits)
         caveats += empty_reply_advice(ledger)
+    notes = {f"data: {note}": n for note, n in data.notes.items()}
+    totals["counts"] = notes | counts_by_text(events)
     _log_totals(context, recipe, totals, spent, caveats)
+    if not totals["pairs"] and totals["questions_done"]:
+        reason = protocol_warning(context.run, recipe.policy.model)
+        context.log(reason or no_pairs_reason(events))
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code, gate.reason)
@@ -182,8 +188,7 @@ async def _grow(prepared: Prepared, run: Run, reread: Reread | None) -> StageRes
         )
         context.log(reason)
         return StageResult(totals, LIMIT_REACHED, reason)
-    counts = totals["counts"].items()
-    failed = Counter({k.partition(": ")[2]: n for k, n in counts if k.startswith(FAILED)})
+    failed = _by_reason(events, EventKind.QUESTION_FAILED)
     messages = read_parts(run.folder, "failures", ["detail"])["detail"].to_pylist()
     code = failure_code(context, failed, progress.total, "questions failed", messages)
     return StageResult(totals, code)
@@ -201,9 +206,6 @@ def _log_totals(
     )
     for caveat in caveats:
         context.log(caveat)
-    if not totals["pairs"] and totals["questions_done"]:
-        reason = protocol_warning(context.run, recipe.policy.model)
-        context.log(reason or no_pairs_reason(totals["counts"]))
 
 
 ADVICE = {
@@ -217,19 +219,22 @@ ADVICE = {
 """What to change if pairs are dropped for a reason; for other reasons, the setting of that name."""
 
 
-def no_pairs_reason(counts: Mapping[str, int]) -> str:
-    """Returns why a run has no pairs, and what to change, from its counts by reason."""
-    prefix = "pair dropped: "
-    dropped = {k.removeprefix(prefix): n for k, n in counts.items() if k.startswith(prefix)}
+def _by_reason(events: Mapping[Event, int], kind: EventKind) -> Counter[str]:
+    return Counter({event.reason: n for event, n in events.items() if event.kind is kind})
+
+
+def no_pairs_reason(events: Mapping[Event, int]) -> str:
+    """Returns why a run has no pairs, and what to change, from its events."""
+    dropped = _by_reason(events, EventKind.PAIR_DROPPED)
     if not dropped:
         return (
             "no pairs: no step has two different children. Raise mcts.max_children, "
             "mcts.iterations or policy.temperature"
         )
-    reason, most = max(dropped.items(), key=lambda item: item[1])
+    ((reason, most),) = dropped.most_common(1)
     advice = ADVICE.get(reason, "see `pairs` in docs/settings.md")
     return (
-        f"no pairs: {most:,} of {sum(dropped.values()):,} candidates were dropped because of "
+        f"no pairs: {most:,} of {dropped.total():,} candidates were dropped because of "
         f"`{reason}`: {advice}"
     )
 

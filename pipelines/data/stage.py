@@ -7,6 +7,7 @@ from branchwise.base import NONE, Sheet, terminal_safe
 from branchwise.rewards import is_ambiguous, normalise
 from branchwise.runs import StageContext, StageResult, open_data
 from branchwise.sources import DataSettings
+from branchwise.types import Event, EventKind, counts_by_text
 
 SMALL_SET = 400
 """Questions below which a split of a file is too small to learn from or to compare policies."""
@@ -42,13 +43,13 @@ def data(context: StageContext) -> StageResult:
             f"{context.recipe.rewards.comparison}`"
         )
     totals = {"questions": len(material.questions), "passages": len(material.passages)}
-    notes = {**material.notes, "ambiguous gold answers": len(ambiguous)}
+    notes = {**counts_by_text(material.notes), "ambiguous gold answers": len(ambiguous)}
     return StageResult({**totals, "notes": notes})
 
 
-def _small_set_advice(settings: DataSettings, notes: Mapping[str, int]) -> str | None:
+def _small_set_advice(settings: DataSettings, notes: Mapping[Event, int]) -> str | None:
     """Returns how to use a small file whole, if its questions are divided into splits."""
-    read = notes.get(f"{settings.source}: questions read", 0)
+    read = notes.get(Event(EventKind.QUESTION_READ, source=settings.source), 0)
     if settings.source == "atlas" or settings.mix or not settings.split or read >= SMALL_SET:
         return None
     return (

@@ -48,6 +48,7 @@ from branchwise.runs import (
     rollout_cost,
     set_name,
 )
+from branchwise.sources import LEFT_OUT
 from branchwise.storage import Ledger
 
 from .answer_judging import AnswerJudging, stored_answers
@@ -112,9 +113,8 @@ def _announce(prepared: Prepared) -> None:
         f"eval: {len(data.questions)} questions of {set_name(recipe)}, policies "
         + ", ".join((*described, *recipe.evaluation.baselines))
     )
-    for note, count in data.notes.items():
-        if "left out" in note:
-            context.log(f"{note}: {count}")
+    for line in data.describe_notes(LEFT_OUT):
+        context.log(line)
     log_notes(context, recipe)
     if recipe.answer_judge is not None:
         most = len(data.questions) * (len(policies) + len(recipe.evaluation.baselines))

@@ -55,7 +55,7 @@ from branchwise.storage import (
     read_parts,
     table_to_records,
 )
-from branchwise.types import Difficulty, Failure, Question
+from branchwise.types import Difficulty, Failure, Question, counts_by_text
 
 TABLE, FAILURES = "select/difficulty", "select/failures"
 PATH = "select/root"
@@ -88,7 +88,7 @@ def select(context: StageContext) -> StageResult:
         require(policy_server(rater, recipe.seed, recipe.limits))
         require(search_server(recipe.retrieval))
     # The run may hold trees of another number of questions, which its recipe must keep.
-    run = open_or_begin(context.run, recipe, {"data": data.notes})
+    run = open_or_begin(context.run, recipe, {"data": counts_by_text(data.notes)})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("select", len(data.questions), spent=ledger.totals)

@@ -32,15 +32,17 @@ from branchwise.runs import (
 )
 from branchwise.sources import DataSettings, SetSettings, load_data, unanswerable
 from branchwise.training import (
+    NO_QUERY_FINDS_IT,
     NOT_GIVEN,
     NOT_IN_CORPUS,
-    SKIPPED,
+    TOO_LONG,
     WALKS,
     StepExample,
     build_reading,
     build_traces,
     train_on_steps,
 )
+from branchwise.types import EventKind
 
 MOST_SKIPPED = 0.5
 """Share of skipped questions above which the stage stops: the policy would learn from a rest."""
@@ -48,8 +50,8 @@ MOST_SKIPPED = 0.5
 REMEDIES: Mapping[str, str] = {
     NOT_GIVEN: "add supporting_titles or supporting_ids to the questions (docs/your-data.md)",
     NOT_IN_CORPUS: "make these titles or ids those of the corpus; `make data` lists examples",
-    "no query wording finds the passage": "raise retrieval.top_k, or choose another retrieval.kind",
-    "longer than max_steps": "raise agent.max_steps",
+    NO_QUERY_FINDS_IT: "raise retrieval.top_k, or choose another retrieval.kind",
+    TOO_LONG: "raise agent.max_steps",
 }
 
 
@@ -69,9 +71,8 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     unfit = filter(None, map(protocol.unfit, data.questions))
     target = trained_folder(context, WARM_START, name)
     context.log(f"warm-start: {len(questions)} questions of the split `warm` → {target}")
-    for line in data.describe_notes():
-        if line.startswith("warning"):
-            context.log(f"data: {line}")
+    for line in data.describe_notes({EventKind.WARNING}):
+        context.log(f"data: {line}")
     retriever = open_retriever(recipe.retrieval, list(data.passages), log=context.log)
     traces = asyncio.run(
         build_traces(
@@ -86,9 +87,9 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
         )
     )
     left_out = Counter(f"left out, {reason}" for reason in unfit)
-    counts = dict(sorted((traces.counts + left_out).items()))
+    counts = dict(sorted((traces.all_counts + left_out).items()))
     context.log(f"{len(traces.examples)} step examples: {_in_words(counts)}")
-    _check_few_skipped(traces.counts, len(questions))
+    _check_few_skipped(traces.skipped, len(questions))
     if not traces.examples:
         raise ConfigError("warm-start: no question gives a trace. Change data or agent")
     examples = [*traces.examples, *_reading_examples(context, protocol, counts)]
@@ -128,29 +129,24 @@ def _reading_examples(
             answer_only=recipe.training.warm_start.answer_only,
         )
     )
-    counts.update({name: counts.get(name, 0) + n for name, n in built.counts.items()})
-    context.log(f"{len(built.examples)} reading examples: {_in_words(built.counts)}")
-    _check_few_skipped(built.counts, len(data.questions))
+    counts.update({name: counts.get(name, 0) + n for name, n in built.all_counts.items()})
+    context.log(f"{len(built.examples)} reading examples: {_in_words(built.all_counts)}")
+    _check_few_skipped(built.skipped, len(data.questions))
     return built.examples
 
 
-def _check_few_skipped(counts: Counter[str], questions: int) -> None:
+def _check_few_skipped(reasons: Counter[str], questions: int) -> None:
     """Checks that most questions give a trace.
 
     Raises:
         ConfigError: If more than `MOST_SKIPPED` do not; lists the reasons and their remedies.
     """
-    reasons = {
-        name.removeprefix(SKIPPED): count
-        for name, count in counts.most_common()
-        if name.startswith(SKIPPED)
-    }
-    skipped = sum(reasons.values())
+    skipped = reasons.total()
     if skipped <= MOST_SKIPPED * questions:
         return
     listed = (
         f"{count} × {reason}" + (f": {REMEDIES[reason]}" if reason in REMEDIES else "")
-        for reason, count in reasons.items()
+        for reason, count in reasons.most_common()
     )
     raise ConfigError(
         f"warm-start: {skipped} of {questions} questions give no trace, more than half. Change "

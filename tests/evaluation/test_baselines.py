@@ -52,12 +52,12 @@ async def asked(
     reader: ScriptedEngine,
     *questions: Question,
     shelf: ScriptedRetriever | None = None,
-    others: tuple[Question, ...] = (),
+    unevaluated: tuple[Question, ...] = (),
     draw: int = 0,
 ) -> list[Prediction]:
     """Returns a baseline's answers to the questions that it supports."""
     retriever = shelf or ScriptedRetriever(a_and_b)
-    baseline = BASELINES[name](Material(CORPUS, retriever, 2, lambda: others))
+    baseline = BASELINES[name](Material(CORPUS, retriever, 2, lambda: unevaluated))
     protocol = protocol_of(agent_settings("reading", max_steps=1))
     answering = Answerer(
         Environment(protocol, reader, retriever, top_k=3, seed=7),
@@ -148,7 +148,7 @@ async def test_majority_answers_are_scored_without_an_engine_call() -> None:
     ]
     others = (question("5", "Rhine"), question("6", "Rhine", source="2wiki"))
     reader = last_passage_reader()
-    told = await asked("majority", reader, *exam, others=others)
+    told = await asked("majority", reader, *exam, unevaluated=others)
     assert [(p.question_id, p.em, p.f1) for p in told] == [
         ("1", 1.0, 1.0),
         ("2", 0.0, pytest.approx(2 / 3)),

@@ -9,6 +9,11 @@ from branchwise.annotation.settings import PairSettings
 from branchwise.cli.command_line import NEXT, next_stages
 from branchwise.pipelines.annotate.stage import ADVICE, no_pairs_reason
 from branchwise.pipelines.stages import STAGES
+from branchwise.types import Event, EventKind
+
+
+def dropped_pair(reason: str) -> Event:
+    return Event(EventKind.PAIR_DROPPED, reason)
 
 
 def test_next_stages_are_printed_with_the_run_of_the_stage() -> None:
@@ -42,15 +47,25 @@ def test_next_stages_of_an_installed_wheel_are_commands(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("counts", "part"),
+    ("events", "part"),
     [
-        ({"pair dropped: small_gap": 9, "pair dropped: unlabelled": 2}, "9 of 11 .*pairs.min_gap"),
-        ({"pair dropped: same_words": 3}, "3 of 3 .*`same_words`.*settings.md"),
-        ({"duplicate siblings": 7}, "two different children.*temperature"),
+        ({dropped_pair("small_gap"): 9, dropped_pair("unlabelled"): 2}, "9 of 11 .*pairs.min_gap"),
+        ({dropped_pair("same_words"): 3}, "3 of 3 .*`same_words`.*settings.md"),
+        ({Event(EventKind.DUPLICATE_SIBLING): 7}, "two different children.*temperature"),
     ],
 )
-def test_no_pairs_reason_names_the_setting_to_change(counts: dict[str, int], part: str) -> None:
-    assert re.search(part, no_pairs_reason(counts))
+def test_no_pairs_reason_names_the_setting_to_change(events: dict[Event, int], part: str) -> None:
+    assert re.search(part, no_pairs_reason(events))
+
+
+def test_no_pairs_reason_does_not_depend_on_the_text_of_an_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events = {dropped_pair("small_gap"): 9, Event(EventKind.DUPLICATE_SIBLING): 7}
+    before = no_pairs_reason(events)
+    monkeypatch.setattr(EventKind.PAIR_DROPPED, "_value_", "{} lost a pair")
+    assert [str(event) for event in events] == ["small_gap lost a pair", "duplicate siblings"]
+    assert no_pairs_reason(events) == before
 
 
 def test_advice_names_only_existing_pairs_settings() -> None:

@@ -13,7 +13,7 @@ from branchwise.base.errors import ConfigError
 from branchwise.base.faults import Faults
 from branchwise.sources.corpus import Corpus, load_corpus
 from branchwise.sources.documents import cut
-from branchwise.types import Paragraph, Question
+from branchwise.types import Paragraph, Question, counts_by_text
 
 
 def passage(name: str, text: str, title: str = "T") -> dict[str, str]:
@@ -28,7 +28,7 @@ def test_identical_passages_of_several_files_are_merged(tmp_path: Path) -> None:
     corpus = load_corpus([one, two], 100)
     assert [found.id for found in corpus.passages] == ["a", "b", "d"]
     assert corpus.aliases == {"c": "b"}
-    assert corpus.counts == {
+    assert counts_by_text(corpus.counts) == {
         "passages read": 5,
         "passages merged: same id and content": 1,
         "passages merged: same content, another id": 1,
@@ -132,7 +132,7 @@ def test_skipped_files_of_a_corpus_folder_are_counted_by_type(tmp_path: Path) ->
     (tmp_path / "note.txt").write_text("a note")  # converted from note.pdf
     corpus = load_corpus([tmp_path], 100)
     assert [found.text for found in corpus.passages] == ["a note"]
-    assert corpus.counts == {
+    assert counts_by_text(corpus.counts) == {
         "passages read": 1,
         "corpus files skipped, .png": 2,
         "corpus files skipped, .pdf": 1,
@@ -182,7 +182,10 @@ def test_a_paragraph_without_text_is_skipped_and_counted() -> None:
     corpus = Corpus()
     corpus.add_paragraphs("f:1", question, Faults())
     assert [found.text for found in corpus.passages] == ["a"]
-    assert corpus.counts == {"passages read": 1, "paragraphs skipped, without text": 2}
+    assert counts_by_text(corpus.counts) == {
+        "passages read": 1,
+        "paragraphs skipped, without text": 2,
+    }
 
 
 @given(text=st.text(), passage_words=st.integers(1, 7))

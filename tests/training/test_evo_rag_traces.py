@@ -182,13 +182,13 @@ async def test_questions_without_a_possible_trace_are_skipped_and_counted(shelf:
         unanswerable(id="c", question=" "),
     )
     assert made.examples == []
-    assert dict(made.counts) == {
-        "skipped: supporting passages are not in the corpus": 1,
-        "skipped: a step does not fit the protocol's form": 1,
-        "skipped: no query": 1,
+    assert dict(made.skipped) == {
+        "supporting passages are not in the corpus": 1,
+        "a step does not fit the protocol's form": 1,
+        "no query": 1,
     }
     short = await traces_of(shelf, two_hops(), max_steps=2)
-    assert short.counts["skipped: longer than max_steps"] == 1
+    assert short.skipped["longer than max_steps"] == 1
 
 
 async def test_a_trace_does_not_depend_on_the_other_questions(shelf: Retriever) -> None:

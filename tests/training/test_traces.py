@@ -92,15 +92,15 @@ async def test_questions_without_a_possible_trace_are_skipped_and_counted() -> N
         two_hops(id="c", answers=("a\nb",)),
     )
     assert made.examples == []
-    assert {k: n for k, n in made.counts.items() if k.startswith("skipped")} == Counter(
+    assert made.skipped == Counter(
         {
-            "skipped: no query wording finds the passage": 1,
-            "skipped: supporting passages are not in the corpus": 1,
-            "skipped: a step does not fit the protocol's form": 1,
+            "no query wording finds the passage": 1,
+            "supporting passages are not in the corpus": 1,
+            "a step does not fit the protocol's form": 1,
         }
     )
     short = await traces_of(two_hops(), max_steps=4)
-    assert short.counts["skipped: longer than max_steps"] == 1
+    assert short.skipped["longer than max_steps"] == 1
 
 
 async def test_a_trace_does_not_depend_on_the_other_questions() -> None:
@@ -157,7 +157,7 @@ def test_fields_of_other_sources_are_not_read_as_hops(extra: dict[str, Any]) -> 
 async def test_questions_that_cite_missing_passages_are_skipped() -> None:
     made = await traces_of(two_hops(id="a"), two_hops(id="b"), incomplete={("atlas", "a")})
     assert {example.question_id for example in made.examples} == {"b"}
-    assert made.counts["skipped: supporting passages are not in the corpus"] == 1
+    assert made.skipped["supporting passages are not in the corpus"] == 1
 
 
 def test_hops_run_from_the_passage_named_in_the_question_to_the_answer() -> None:

@@ -7,7 +7,6 @@ passage.
 """
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +19,7 @@ from ..examples import StepExample
 from ..settings import ReadingSettings
 from .hops import hops_of, stated_answers
 from .trace_builder import Habits, Walk
-from .traces import SKIPPED, Traces, walk_to_end
+from .traces import Traces, walk_to_end
 
 
 @dataclass
@@ -86,7 +85,7 @@ async def build_reading(
     Raises:
         RetrievalError: If a search failed.
     """
-    built = Traces([], Counter())
+    built = Traces()
     for question in questions:
         # The question itself is one more wording, which often searches best.
         hops = [
@@ -105,7 +104,7 @@ async def build_reading(
             shown = await staged.search(question.question, top_k) if given else None
         await walk_to_end(walk, shown)
         if walk.problem:
-            built.counts[f"{SKIPPED}{walk.problem}"] += 1
+            built.skipped[walk.problem] += 1
             continue
         examples = _drawn_examples(walk, reading, hit=bool(staged and staged.hit))
         built.counts["reading questions"] += 1

@@ -14,6 +14,10 @@ from branchwise.types import Question, RetrievedPassage
 from ..examples import StepExample
 from .hops import GoldHop
 
+NO_QUERY_FINDS_IT = "no query wording finds the passage"
+TOO_LONG = "longer than max_steps"
+"""Problems of walks that have a remedy (see also `traces`)."""
+
 MAX_TRIES = 3
 """Wordings of one query that a walk tries."""
 
@@ -154,7 +158,7 @@ class Walk:
 
     def _problem_of(self, action: Action, target: str, forced: bool) -> str | None:
         if forced and action.kind != "answer":
-            return "longer than max_steps"
+            return TOO_LONG
         form = self.protocol.structure(self.state, last=forced)
         fits = form is None or form.kind != "regex" or re.fullmatch(form.value, target) is not None
         read = self.protocol.parse(self.state, target, last=forced)

@@ -8,7 +8,7 @@ several wordings, and its samples still differ. The protocol decides the way to 
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from branchwise.agent import AgentProtocol, root_of
 from branchwise.retrieval import Retriever
@@ -20,19 +20,25 @@ from .trace_builder import WALKS, WASTEFUL, Habits, Walk
 
 NOT_IN_CORPUS = "supporting passages are not in the corpus"
 NOT_GIVEN = "supporting passages are not given"
-SKIPPED = "skipped: "
-"""Start of the counts of skipped questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
     """Step examples of all traces, in order of the questions.
 
-    `counts` has the number of traces, by content, and of skipped questions, by reason.
+    `counts` has the number of traces, by content, and `skipped` that of skipped questions, by
+    reason.
     """
 
-    examples: list[StepExample]
-    counts: Counter[str]
+    examples: list[StepExample] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def all_counts(self) -> Counter[str]:
+        """Both counts, with the names that `--json` prints."""
+        skipped = {f"skipped: {reason}": n for reason, n in self.skipped.items()}
+        return Counter({**self.counts, **skipped})
 
 
 async def build_traces(
@@ -62,11 +68,11 @@ async def build_traces(
     Raises:
         RetrievalError: If a search failed.
     """
-    traces = Traces([], Counter())
+    traces = Traces()
     titles = frozenset(passage.title for passage in passages.values())
     for question in questions:
         if (question.source, question.id) in incomplete:
-            traces.counts[f"{SKIPPED}{NOT_IN_CORPUS}"] += 1
+            traces.skipped[NOT_IN_CORPUS] += 1
             continue
         query = protocol.first_query(question)
         walk = Walk(
@@ -82,7 +88,7 @@ async def build_traces(
         )
         await walk_to_end(walk, None if query is None else await retriever.search(query, top_k))
         if walk.problem:
-            traces.counts[f"{SKIPPED}{walk.problem}"] += 1
+            traces.skipped[walk.problem] += 1
         else:
             traces.counts["traces"] += 1
             traces.counts.update(walk.counts)

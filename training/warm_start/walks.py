@@ -8,7 +8,7 @@ from branchwise.agent import SearchLoop, supporting_numbers
 from branchwise.types import RetrievedPassage
 
 from .hops import GoldHop
-from .trace_builder import Walk, cited, register_walk
+from .trace_builder import NO_QUERY_FINDS_IT, Walk, cited, register_walk
 
 NOTHING_FOUND = "None"
 """Evidence if none of the passages helps (ReasonRAG's own word)."""
@@ -56,7 +56,7 @@ async def walk_reasonrag(walk: Walk) -> None:
             if shown:
                 break
         else:
-            walk.problem = walk.problem or "no query wording finds the passage"
+            walk.problem = walk.problem or NO_QUERY_FINDS_IT
             return
     walk.answer()
 
@@ -107,7 +107,7 @@ class _Turn:
         for number, hop in enumerate(walk.hops, start=1):
             passages = await self._find(hop)
             if passages is None:
-                walk.problem = walk.problem or "no query wording finds the passage"
+                walk.problem = walk.problem or NO_QUERY_FINDS_IT
                 return
             self._known = cited(walk.rng, hop)
             spare = walk.steps_left - (len(walk.hops) - number) - 1

@@ -63,6 +63,8 @@ def label_returns(
             continue
         visits = [max(child.visits, 1) for child in below]
         later = [raw_returns[child.node_id] for child in below]
+        # The raw sum is for the heads of a reward model, which must not depend on the schedule. The
+        # reward cannot be computed from it, because the weights change from step to step.
         raw_returns[node.node_id] = _returns(raw, later, visits)
         later = [labels[child.node_id].weighted for child in below]
         weighted = _returns(rewards.weighted(raw, node.depth - 1), later, visits)
@@ -99,7 +101,7 @@ def _step_return(
 ) -> float | None:
     if value is None or not later:
         return value
-    known = [(part, n) for part, n in zip(later, visits, strict=True) if part is not None]
-    if not known:
+    known_parts = [(part, n) for part, n in zip(later, visits, strict=True) if part is not None]
+    if not known_parts:
         return None
-    return value + sum(part * n for part, n in known) / sum(n for _, n in known)
+    return value + sum(part * n for part, n in known_parts) / sum(n for _, n in known_parts)

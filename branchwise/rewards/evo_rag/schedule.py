@@ -51,6 +51,8 @@ def _weight(name: RewardName, settings: EvoRagSettings, p: float) -> float:
     column, discovery = RISING if rises else TABLE_1[name], settings.stage == "discovery"
     match settings.schedule:
         case "time-dynamic":
+            # Discovery goes from start to mid, Refinement from mid to end, so that the weights do
+            # not jump between the stages.
             early, late = column[:2] if discovery else column[1:]
             return (1 - p) * early + p * late
         case "two-stage":

@@ -62,12 +62,12 @@ class EvoRag(RewardScheme):
         return digests
 
     def describe(self) -> str:
-        always = {"schedule": self.settings.schedule, "stage": self.settings.stage}
-        others = self.settings.model_dump(mode="json", exclude_defaults=True)
-        named = ", ".join(f"`{name}: {value}`" for name, value in {**always, **others}.items())
+        shown = {"schedule": self.settings.schedule, "stage": self.settings.stage}
+        shown |= self.settings.model_dump(mode="json", exclude_defaults=True)
+        settings = ", ".join(f"`{name}: {value}`" for name, value in shown.items())
         verifier = self.recipe.verifier
         judge = f"verifier `{verifier.model}`" if verifier else "no verifier"
-        return f"EVO-RAG returns, {named}, {judge}"
+        return f"EVO-RAG returns, {settings}, {judge}"
 
     def outcome(self, state: State, question: Question) -> Outcome:
         return self.rewards.episode(state.steps, Gold.of(question))

@@ -236,6 +236,7 @@ class EpisodeRewards:
         total = 0.0
         parts: dict[str, float] = dict.fromkeys(REWARDS, 0.0)
         for end in range(1, len(steps) + 1):
+            # Only a refusal has a verdict, and it ends the episode.
             raw = self.raw(steps[:end], gold, verdict if end == len(steps) else None)
             weighted = self.weighted(raw, end - 1)
             total += sum(value or 0.0 for value in weighted.values())

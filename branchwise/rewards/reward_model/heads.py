@@ -89,9 +89,9 @@ class Heads:
 
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         # One key: safetensors writes several in any order, but equal heads must give equal files.
-        about = {"heads": json.dumps({"names": self.names, "learned": self.learned})}
+        metadata = {"heads": json.dumps({"names": self.names, "learned": self.learned})}
         with atomic_path(path) as temporary:
-            save_file(arrays, str(temporary), about)
+            save_file(arrays, str(temporary), metadata)
 
     @classmethod
     def load(cls, path: Path) -> "Heads":
@@ -106,10 +106,10 @@ class Heads:
         reject_irregular_files(path.resolve())
         try:
             with safe_open(str(path), "numpy") as file:
-                about = as_object(parse_json((file.metadata() or {})["heads"]))
+                recorded = as_object(parse_json((file.metadata() or {})["heads"]))
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
-                learned: Learned = "total" if about["learned"] == TOTAL else "component"
-                return cls(names=_names(about["names"], arrays), learned=learned, **arrays)
+                learned: Learned = "total" if recorded["learned"] == TOTAL else "component"
+                return cls(names=_names(recorded["names"], arrays), learned=learned, **arrays)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StorageError(
                 f"{path}: cannot read the heads of a reward model ({error}); retrain it with "
@@ -117,18 +117,18 @@ class Heads:
             ) from error
 
 
-def _names(named: Any, arrays: Mapping[str, Array]) -> tuple[str, ...]:
+def _names(recorded: Any, arrays: Mapping[str, Array]) -> tuple[str, ...]:
     """Returns the names of the heads, checked against the arrays.
 
     Raises:
         ValueError: If names and arrays do not match.
     """
-    names = tuple(named) if isinstance(named, list) else ()
+    names = tuple(recorded) if isinstance(recorded, list) else ()
     width = arrays["weight"].shape[-1:]
     shapes = {"weight": (len(names), *width), "mean": width, "sd": width}
     shapes |= dict.fromkeys(("output_mean", "output_sd"), (len(names),))
     if names not in (REWARDS, (TOTAL,)):
-        raise ValueError(f"unexpected names of heads: {str(named)[:80]}")
+        raise ValueError(f"unexpected names of heads: {str(recorded)[:80]}")
     if any(arrays[name].shape != shape for name, shape in shapes.items()):
         raise ValueError("the shapes of its arrays do not match")
     return names
