@@ -45,12 +45,12 @@ class Interval:
 
 def crossed_bootstrap(
     baseline: ArrayLike,
-    other: ArrayLike,
+    candidate: ArrayLike,
     *,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Returns the mean of `other` − `baseline` over questions × seeds, with an interval over both.
+    """Returns the mean of `candidate` − `baseline` over questions × seeds, and its interval.
 
     Questions and seeds are drawn with replacement independently of each other, and a sample is
     every drawn question under every drawn seed (Owen 2007, "The pigeonhole bootstrap"). All
@@ -66,19 +66,19 @@ def crossed_bootstrap(
         baseline: Scores of shape (questions, seeds); column j of both arms belongs to one training
             seed. An arm without seeds has shape (questions, 1) or (questions,), and is compared
             with every seed.
-        other: Scores of the same questions in the same order.
+        candidate: Scores of the same questions in the same order.
 
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
     """
-    difference = _paired_difference(baseline, other)
+    difference = _paired_difference(baseline, candidate)
     means = _crossed_means([difference], resamples, np.random.default_rng(to_uint32(seed)))
     return _interval(float(difference.mean()), means[:, 0], difference)
 
 
 def relative_saving(
     baseline: ArrayLike,
-    other: ArrayLike,
+    candidate: ArrayLike,
     *,
     resamples: int = 10_000,
     seed: int = 0,
@@ -92,24 +92,24 @@ def relative_saving(
         baseline, other: Counts ≥ 0, in the shapes of `crossed_bootstrap`.
 
     Returns:
-        Saving of at most 1; negative if `other` counts more.
+        Saving of at most 1; negative if `candidate` counts more.
 
     Raises:
         ValueError: If the arms cannot be paired, a count is not a number, or the baseline's mean is
             0.
     """
-    shape = _paired_difference(baseline, other).shape
-    before, after = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
+    shape = _paired_difference(baseline, candidate).shape
+    before, after = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, candidate))
     if before.mean() <= 0:
         raise ValueError("the baseline's mean count is 0, so its saving is undefined")
     means = _crossed_means([before, after], resamples, np.random.default_rng(to_uint32(seed)))
-    whole, saved = means[:, 0], means[:, 0] - means[:, 1]
-    shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
+    base, saved = means[:, 0], means[:, 0] - means[:, 1]
+    shares = np.divide(saved, base, out=np.zeros_like(base), where=base > 0)
     return _interval(float(1 - after.mean() / before.mean()), shares, after - before)
 
 
 def permutation_p(
-    baseline: ArrayLike, other: ArrayLike, *, resamples: int = 10_000, seed: int = 0
+    baseline: ArrayLike, candidate: ArrayLike, *, resamples: int = 10_000, seed: int = 0
 ) -> float:
     """Returns the two-sided p-value of a paired permutation test, in (0, 1].
 
@@ -129,7 +129,7 @@ def permutation_p(
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
     """
-    by_question = _paired_difference(baseline, other).mean(axis=1)
+    by_question = _paired_difference(baseline, candidate).mean(axis=1)
     moved = by_question[by_question != 0]
     # Sums that are equal up to rounding are equally extreme.
     bound = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
@@ -169,12 +169,12 @@ def _columns(scores: ArrayLike) -> np.ndarray:
     return columns.reshape(-1, 1) if columns.ndim == 1 else columns
 
 
-def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
-    """Returns `other` − `baseline`, shape (questions, seeds).
+def _paired_difference(baseline: ArrayLike, candidate: ArrayLike) -> np.ndarray:
+    """Returns `candidate` − `baseline`, shape (questions, seeds).
 
     A single column is compared with every column of the other arm.
     """
-    before, after = _columns(baseline), _columns(other)
+    before, after = _columns(baseline), _columns(candidate)
     columns = {before.shape[-1], after.shape[-1]} - {1}
     problem = f"cannot pair scores of shape {before.shape} with {after.shape}"
     if before.ndim != 2 or after.ndim != 2 or len(before) != len(after) or len(columns) > 1:
@@ -222,8 +222,8 @@ def _crossed_means(
     seeds = blocks[0].shape[1]
     spread = np.concatenate([_scale_seed_deviations(block) for block in blocks], axis=1)
     by_seed = _resampled_means(spread, resamples, rng).reshape(resamples, len(blocks), seeds)
-    drawn = rng.integers(0, seeds, size=(resamples, 1, seeds))
-    means: np.ndarray = np.take_along_axis(by_seed, drawn, axis=2).mean(axis=2)
+    seed_draws = rng.integers(0, seeds, size=(resamples, 1, seeds))
+    means: np.ndarray = np.take_along_axis(by_seed, seed_draws, axis=2).mean(axis=2)
     return means
 
 

@@ -95,15 +95,15 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
             to 20 faults with file and line.
     """
     faults, corpus = Faults(), Corpus()
-    resolved = (existing(given, "data.corpus", faults, folder=True) for given in paths)
+    resolved = (existing(path, "data.corpus", faults, folder=True) for path in paths)
     files = [path for path in resolved if path is not None]
     for path in files:
         for place, passage in _read(path, passage_words, faults, corpus.counts):
             corpus.add(place, passage, faults)
     faults.raise_any()
     if not corpus.passages:
-        seen = "".join(f"; {what}: {count}" for what, count in corpus.counts.items())
-        raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{seen}")
+        counts_text = "".join(f"; {name}: {count}" for name, count in corpus.counts.items())
+        raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{counts_text}")
     return corpus
 
 

@@ -50,7 +50,7 @@ class FlashRow(Row):
         metadata = self.metadata or Metadata()
         titles = distinct(title for title, _ in metadata.supporting_facts)
         facts = bool(metadata.supporting_facts)
-        others = metadata.model_extra or {}
+        metadata_fields = metadata.model_extra or {}
         return Question(
             id=f"{self.id}-{content_id(self.question)[:8]}",
             source=source,
@@ -60,5 +60,5 @@ class FlashRow(Row):
             hops=hops_of(metadata.type) if facts else None,
             supporting_titles=titles,
             paragraphs=paragraphs_of(metadata.context, titles),
-            extra={**self.others(), **({"metadata": others} if others else {})},
+            extra={**self.others(), **({"metadata": metadata_fields} if metadata_fields else {})},
         )

@@ -109,9 +109,9 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
     Raises:
         ConfigError: If the files are faulty.
     """
-    whole = {"split": split, "limit": None}
+    unlimited = {"split": split, "limit": None}
     reading = _Reading(settings.model_copy(update={"skip": 0}), seed, unanswerable)
-    sets = [part.model_copy(update=whole) for part in settings.mix or (settings,)]
+    sets = [part.model_copy(update=unlimited) for part in settings.mix or (settings,)]
     return tuple(question for part in sets for _, question, _ in _load_set(part, reading))
 
 
@@ -184,11 +184,11 @@ def _load_set(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
         else:
             eligible.append(placed)
     # Atlas skips questions itself, in the order in which it makes them.
-    left = _sampled(eligible, reading.seed)[0 if source == "atlas" else reading.skip :]
-    notes[f"{source}: questions skipped"] += len(eligible) - len(left)
-    drawn = left[: settings.limit]
-    notes[f"{source}: questions left out by the limit"] += len(left) - len(drawn)
-    return drawn
+    remaining = _sampled(eligible, reading.seed)[0 if source == "atlas" else reading.skip :]
+    notes[f"{source}: questions skipped"] += len(eligible) - len(remaining)
+    sample = remaining[: settings.limit]
+    notes[f"{source}: questions left out by the limit"] += len(remaining) - len(sample)
+    return sample
 
 
 def _atlas(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
@@ -218,11 +218,11 @@ def _atlas(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
 def _of_mix(questions: Iterable[PlacedQuestion], reading: _Reading) -> list[PlacedQuestion]:
     """Applies `skip` and `limit` to all sets together."""
     placed, notes = _sampled(questions, reading.seed), reading.notes
-    left = placed[reading.settings.skip :]
-    notes["questions skipped"] += len(placed) - len(left)
-    drawn = left[: reading.settings.limit]
-    notes["questions left out by the limit of the mix"] += len(left) - len(drawn)
-    return drawn
+    remaining = placed[reading.settings.skip :]
+    notes["questions skipped"] += len(placed) - len(remaining)
+    sample = remaining[: reading.settings.limit]
+    notes["questions left out by the limit of the mix"] += len(remaining) - len(sample)
+    return sample
 
 
 def _sampled(questions: Iterable[PlacedQuestion], seed: int) -> list[PlacedQuestion]:
