@@ -1,4 +1,4 @@
-"""What do the answers of a study that ran on several machines say together?
+"""Pools the answers of a study that ran on several machines.
 
     python -m benchmarks.pooled_answers supervision a/study b/study
 

@@ -1,7 +1,7 @@
 """Compares outcome rewards: GRPO from one warm start, with one change of the recipe per arm.
 
-All policies answer the same 600 questions of the split `test` once, greedily. Beside the usual
-tables stand the curves of the trainings and the verdicts on the test answers.
+All policies answer the same 600 questions of the split `test` once, greedily. The usual
+tables are followed by the verdicts on the test answers and the curves of the trainings.
 """
 
 from collections.abc import Sequence

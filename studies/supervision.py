@@ -7,16 +7,15 @@ Trees and rollouts are of the same questions. An arm on rollouts draws as many b
 about as many tokens as the trees, by the estimate of `supervision-rates`; the table of costs gives
 the tokens that each arm really generated.
 
-Every seed is a replication: it has 100 atlas questions of its own (they depend on the seed), and
-trees of its own. Every policy answers the same 600 test questions once, greedily. Learning rates
-and numbers of batches are those that the study `supervision-rates` finds on `dev`. Primary
-comparisons are process DPO against GRPO and against both kinds of SFT. A difference counts as shown
-if its interval excludes 0 and Holm's p is below 0.05.
+Every seed is a replication. It draws 100 atlas questions and grows trees on them. Every policy
+answers the same 600 test questions once, greedily. Learning rates and numbers of batches are those
+that the study `supervision-rates` finds on `dev`. Primary comparisons are process DPO against GRPO
+and against both kinds of SFT. A difference counts as shown if its interval excludes 0 and Holm's p
+is below 0.05.
 
-Every arm on rollouts has a run folder, so that no rollout of another arm is replayed and its costs
-are its own. KL is what each trainer measures: of the pairs' steps in nats per step (DPO), of tokens
-in nats per token (GRPO). `tree-grpo` goes through the trees with spread more than once if fewer
-than 100 have any.
+Every arm on rollouts has a run folder, so it never replays another arm's rollouts, and its costs
+are separate. KL is what each trainer measures: nats per step over the pairs (DPO), nats per token
+(GRPO). `tree-grpo` repeats the trees with spread if fewer than 100 have any.
 
 Seeds and arms can run on several machines (`--seeds 1 --arms warm-start dpo`); `python -m
 benchmarks.pooled_answers` joins their tables.

@@ -1,7 +1,7 @@
 """`make study STUDY=supervision-rates`: learning rates and budgets of the study `supervision`.
 
 Every kind of arm is trained with the same learning rates, on questions and trees of a seed that
-`supervision` does not use, and answers 200 questions of `dev`. The table also tells how many
+`supervision` does not use, and answers 200 questions of `dev`. The table also shows how many
 batches of an arm's rollouts generate as many tokens as the trees. `--arms` with arms on rollouts
 alone grows no trees, and leaves this column empty.
 """

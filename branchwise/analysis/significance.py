@@ -39,7 +39,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether 0 is outside, and enough pairs differ for resampling to tell."""
+        """Whether 0 is outside, and enough pairs differ for resampling to be reliable."""
         return self.differing >= FEWEST_DIFFERING and (self.low > 0 or self.high < 0)
 
 

@@ -1,4 +1,4 @@
-"""How a policy answers a question set, and the results."""
+"""Runs a policy on a question set, and collects its scored predictions and failures."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping

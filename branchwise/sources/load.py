@@ -285,7 +285,7 @@ def _note_missing(
         spelled = set(after.supporting_titles)
         respelled.update((t, None) for t in before.supporting_titles if t not in spelled)
         if lost:
-            if not after.supporting_titles:  # titles are compared where gold passages are used
+            if not after.supporting_titles:  # titles are compared when gold passages are used
                 incomplete.add((before.source, before.id))
             notes[_CITING] += 1
             notes[_CITED] += len(lost)

@@ -158,7 +158,7 @@ class Row(BaseModel, ABC):
     def recognises(cls, raw: dict[str, Any]) -> bool:
         """Returns whether `raw` has the typical fields of this format.
 
-        Not asked of a source's last format, which is used for all other rows.
+        Not called for a source's last format, which is used for all other rows.
         """
         return True
 
