@@ -78,6 +78,7 @@ def _shares(stages: Stages, sizes: Mapping[str, int]) -> dict[str, Fraction]:
     growing, shares = dict(stages), dict[str, Fraction]()
     while growing:
         total = sum((Counter(numbers) for numbers in growing.values()), Counter[str]())
+        # The largest equal share at which no bucket is overdrawn by the stages that still grow.
         share = min(Fraction(1), *(remaining[name] / number for name, number in total.items()))
         empty = {name for name, number in total.items() if remaining[name] == share * number}
         for stage, numbers in stages.items():

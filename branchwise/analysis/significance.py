@@ -83,13 +83,13 @@ def relative_saving(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Returns 1 − mean(other) / mean(baseline) over questions × seeds, for counts such as searches.
+    """Returns 1 − mean(candidate) / mean(baseline) of counts such as searches, with its interval.
 
-    The interval is drawn as in `crossed_bootstrap`, with both means from the same questions and
-    seeds. A sample with a baseline of 0 has a saving of 0.
+    Means are over questions × seeds. The interval is drawn as in `crossed_bootstrap`, with both
+    means from the same questions and seeds. A sample with a baseline of 0 has a saving of 0.
 
     Args:
-        baseline, other: Counts ≥ 0, in the shapes of `crossed_bootstrap`.
+        baseline, candidate: Counts ≥ 0, in the shapes of `crossed_bootstrap`.
 
     Returns:
         Saving of at most 1; negative if `candidate` counts more.
@@ -123,13 +123,15 @@ def permutation_p(
     Smyth 2010).
 
     Args:
-        baseline, other: Scores in the shapes of `crossed_bootstrap`; shape (questions,) is one
+        baseline, candidate: Scores in the shapes of `crossed_bootstrap`; shape (questions,) is one
             seed.
 
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
     """
+    # Average the seeds first: the answers to a question are one observation, however many seeds.
     by_question = _paired_difference(baseline, candidate).mean(axis=1)
+    # A flip of 0 changes no sum, so equal questions only multiply all counts by the same factor.
     moved = by_question[by_question != 0]
     # Sums that are equal up to rounding are equally extreme.
     bound = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
@@ -157,7 +159,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p-values must be in [0, 1]: {list(p_values)}")
     adjusted = [0.0] * len(p_values)
-    reached = 0.0
+    reached = 0.0  # the largest value so far, because adjusted values must keep the order of p
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         reached = max(reached, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = reached
@@ -246,6 +248,7 @@ def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generato
     Returns:
         Means of shape (resamples, columns).
     """
+    # In chunks, because a sample copies all rows: 10,000 of them at once would take gigabytes.
     n = len(values)
     rows = max(1, _CHUNK_DRAWS // values.size)
     chunks = [

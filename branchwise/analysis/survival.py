@@ -163,6 +163,7 @@ def survival_table(
 def _row(group: str, judged: Sequence[tuple[Pair, float]]) -> SurvivalRow:
     counts: dict[str, Counter[OrderVerdict]] = defaultdict(Counter)
     gaps: dict[str, float] = defaultdict(float)
+    # Sums per question, because pairs of one tree share its luck and are not independent.
     for pair, gap in judged:
         counts[pair.question_id][_verdict(gap)] += 1
         gaps[pair.question_id] += gap
@@ -211,6 +212,8 @@ def _interval(sums: np.ndarray, counts: np.ndarray) -> Bounds:
         sums: Sums per question, shape (questions,).
         counts: Counts per question above 0, shape (questions,).
     """
+    # A sample of n questions with replacement is a count per question. With the counts as weights,
+    # one matrix product gives all resampled sums.
     n = len(counts)
     draws = np.random.default_rng(to_uint32(0)).multinomial(n, [1 / n] * n, size=RESAMPLES)
     low, high = np.percentile((draws @ sums) / (draws @ counts), [2.5, 97.5])

@@ -61,6 +61,8 @@ class Corpus:
                     place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
                 )
             return
+        # The first id of a content stays. Otherwise equal passages would take several of the places
+        # that a search returns.
         same = self.ids.setdefault((passage.title, passage.text), passage.id)
         if same == passage.id:
             self.passages.append(passage)

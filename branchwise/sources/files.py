@@ -185,7 +185,7 @@ def _json_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Pla
     except ValueError as error:
         if text.lstrip().startswith("{"):
             yield from _jsonl_rows(path, io.StringIO(text), faults)
-        elif faults.count == before:
+        elif faults.count == before:  # otherwise this error only follows from a reported one
             faults.add(str(path), str(error))
         return
     if isinstance(value, dict):

@@ -7,15 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from branchwise.types import Question
 
 from .hotpotqa import Context, SupportingFacts, hops_of, paragraphs_of
-from .question_lines import (
-    Answers,
-    Identifier,
-    Row,
-    Text,
-    content_id,
-    distinct,
-    with_answers,
-)
+from .question_lines import Answers, Identifier, Row, Text, content_id, distinct, with_answers
 
 
 class Metadata(BaseModel):

@@ -53,6 +53,7 @@ def resolve_gold(
         marked = question.supporting_ids or tuple(
             p.id for p in question.paragraphs if p.is_supporting and p.id is not None
         )
+        # A merged passage is in the corpus under the id of the one that it repeats.
         ids = [name for name in (aliases.get(name, name) for name in marked) if name in corpus_ids]
         spelled: list[str] = []
         titled: list[Passage] = []

@@ -6,14 +6,7 @@ from typing import Any, NamedTuple
 from branchwise.base import ConfigError, Faults
 from branchwise.types import Question
 
-from .files import (
-    Placed,
-    Raw,
-    existing,
-    hub_rows,
-    in_composed_form,
-    read_rows,
-)
+from .files import Placed, Raw, existing, hub_rows, in_composed_form, read_rows
 from .flashrag import FlashRow
 from .hotpotqa import HotpotRow
 from .jsonl import QuestionLine
