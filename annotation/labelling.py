@@ -1,4 +1,4 @@
-"""Labels and pairs of one grown tree, for `annotate` and `relabel` alike."""
+"""Labels and pairs of one grown tree, for both `annotate` and `relabel`."""
 
 from collections import Counter
 from collections.abc import Sequence

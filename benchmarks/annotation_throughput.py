@@ -51,11 +51,13 @@ def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) ->
     recipe = write_run(folder, endpoint.base_url, options.questions, changes)
     command = annotate_command(recipe, folder / "run")
     start = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, cwd=REPOSITORY, check=False, text=True)
+    process = subprocess.run(
+        command, stdout=subprocess.PIPE, cwd=REPOSITORY, check=False, text=True
+    )
     seconds = time.monotonic() - start
-    if done.returncode:
-        sys.exit(f"annotate failed with code {done.returncode}")
-    return seconds, int(json.loads(done.stdout.splitlines()[-1])["questions_done"])
+    if process.returncode:
+        sys.exit(f"annotate failed with code {process.returncode}")
+    return seconds, int(json.loads(process.stdout.splitlines()[-1])["questions_done"])
 
 
 async def published(base_url: str, seconds: float) -> float:
@@ -72,15 +74,15 @@ async def published(base_url: str, seconds: float) -> float:
 
     await asyncio.gather(*(process() for _ in range(PUBLISHED_PROCESSES)))
     calls = next(numbers)
-    a_question = PUBLISHED_EXPANSIONS + PUBLISHED_JUDGE_CALLS
-    return calls / (time.monotonic() - start) * 3600 / a_question
+    calls_per_question = PUBLISHED_EXPANSIONS + PUBLISHED_JUDGE_CALLS
+    return calls / (time.monotonic() - start) * 3600 / calls_per_question
 
 
 async def call(session: aiohttp.ClientSession, base_url: str, number: int) -> None:
-    asked = number % (PUBLISHED_EXPANSIONS + PUBLISHED_JUDGE_CALLS)
+    call_of_question = number % (PUBLISHED_EXPANSIONS + PUBLISHED_JUDGE_CALLS)
     content = f"Question: {question_text(number)}"
     body = {
-        "model": "policy" if asked < PUBLISHED_EXPANSIONS else "judge",
+        "model": "policy" if call_of_question < PUBLISHED_EXPANSIONS else "judge",
         "messages": [{"role": "system", "content": "-"}, {"role": "user", "content": content}],
         "seed": number,
     }
@@ -88,25 +90,25 @@ async def call(session: aiohttp.ClientSession, base_url: str, number: int) -> No
         await response.json()
 
 
-def report(log: Occupancy, seconds: float, done: int, schedule: float) -> None:
+def report(log: Occupancy, seconds: float, questions: int, schedule: float) -> None:
     """Prints the table."""
-    hourly = done / seconds * 3600
+    hourly = questions / seconds * 3600
     rows = (
         (
             "share of slot-time busy, first to last 5 % of calls",
             f"{log.share_busy():.3f}",
             "≥ 0.95",
         ),
-        ("calls per question", f"{log.requests / done:.1f}", "≤ 70"),
+        ("calls per question", f"{log.requests / questions:.1f}", "≤ 70"),
         ("calls that repeat another", f"{log.requests - log.distinct}", "0"),
         ("questions per hour, whole stage", f"{hourly:,.0f}", ""),
         ("questions per hour, published schedule", f"{schedule:,.0f}", ""),
         ("factor", f"{hourly / schedule:.1f}", "≥ 30"),
     )
     print("| quantity | measured | target |\n|---|---|---|")
-    for what, measured, wanted in rows:
-        print(f"| {what} | {measured} | {wanted} |")
-    print(f"\n{done} questions, {log.requests} calls, {seconds:.0f} s", flush=True)
+    for quantity, measured, target in rows:
+        print(f"| {quantity} | {measured} | {target} |")
+    print(f"\n{questions} questions, {log.requests} calls, {seconds:.0f} s", flush=True)
 
 
 def main() -> None:
@@ -119,10 +121,10 @@ def main() -> None:
     options = parser.parse_args()
     limits = ["--slots", options.slots, "--latency-s", options.latency_s]
     with serving(*map(str, limits)) as endpoint, tempfile.TemporaryDirectory() as folder:
-        seconds, done = annotated(options, endpoint, Path(folder))
+        seconds, questions = annotated(options, endpoint, Path(folder))
         log = endpoint.occupancy()
         schedule = asyncio.run(published(endpoint.base_url, options.published_s))
-    report(log, seconds, done, schedule)
+    report(log, seconds, questions, schedule)
 
 
 if __name__ == "__main__":

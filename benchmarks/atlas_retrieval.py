@@ -24,22 +24,22 @@ TOP_K = 3
 
 async def measure(questions: Sequence[Question], retriever: Retriever) -> None:
     """Prints both tables."""
-    whole: Mapping[str, list[float]] = defaultdict(list)
-    hops: Mapping[str, list[float]] = defaultdict(list)
+    by_kind: Mapping[str, list[float]] = defaultdict(list)
+    by_hop: Mapping[str, list[float]] = defaultdict(list)
     for question in questions:
-        found = await _found(retriever, question.question)
+        hits = await _search_ids(retriever, question.question)
         kind = f"{question.type} {question.hops}"
-        whole[kind].append(float(set(question.supporting_ids) <= found))
+        by_kind[kind].append(float(set(question.supporting_ids) <= hits))
         for place, hop in enumerate(question.extra["hops"]):
             for query in hop["queries"]:
-                hit = hop["passage_id"] in await _found(retriever, query)
-                hops[f"hop {place + 1}"].append(float(hit))
-                hops["bare name" if query == hop["title"] else "name and relation"].append(hit)
-    _print("all supporting passages in the top 3 of the question", whole)
-    _print("the hop's passage in the top 3 of its own query", hops)
+                hit = hop["passage_id"] in await _search_ids(retriever, query)
+                by_hop[f"hop {place + 1}"].append(float(hit))
+                by_hop["bare name" if query == hop["title"] else "name and relation"].append(hit)
+    _print("all supporting passages in the top 3 of the question", by_kind)
+    _print("the hop's passage in the top 3 of its own query", by_hop)
 
 
-async def _found(retriever: Retriever, query: str) -> set[str]:
+async def _search_ids(retriever: Retriever, query: str) -> set[str]:
     return {passage.id for passage in await retriever.search(query, TOP_K)}
 
 

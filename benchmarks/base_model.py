@@ -38,8 +38,8 @@ async def calls(model: str, precision: Any, requests: int) -> dict[str, float]:
     """Returns the calls per second and the input tokens per call of the embedded engine."""
     async with embedded_engine(ModelSettings(model=model, precision=precision)) as engine:
         await engine.sample(request(prompt(-1, shared=True), -1, 1))  # as in the middle of a run
-        asked = [request(prompt(i, shared=True), i, 32) for i in range(requests)]
-        seconds, tokens, _ = await timed(engine, asked)
+        samples = [request(prompt(i, shared=True), i, 32) for i in range(requests)]
+        seconds, tokens, _ = await timed(engine, samples)
     return {"calls/s": requests / seconds, "tokens/call": tokens / requests}
 
 
@@ -59,7 +59,7 @@ def train(model: str, examples: int) -> dict[str, float]:
 def load(model: str) -> dict[str, float]:
     """Returns the number of weights, in millions."""
     weights = load_policy(policy_files(model))[0].parameters()
-    return {"M weights": sum(one.numel() for one in weights) / 1e6}
+    return {"M weights": sum(tensor.numel() for tensor in weights) / 1e6}
 
 
 def measure(model: str, part: str, options: argparse.Namespace) -> dict[str, float]:

@@ -53,16 +53,16 @@ def request(number: int) -> SampleRequest:
     return SampleRequest(messages, Sampling(), identity)
 
 
-def body(asked: SampleRequest) -> dict[str, Any]:
+def body(call: SampleRequest) -> dict[str, Any]:
     """Returns the request body."""
-    messages = [{"role": m.role, "content": m.content} for m in asked.messages]
+    messages = [{"role": m.role, "content": m.content} for m in call.messages]
     return {
         "model": "policy",
         "messages": messages,
-        "temperature": asked.sampling.temperature,
-        "top_p": asked.sampling.top_p,
-        "max_tokens": asked.sampling.max_new_tokens,
-        "seed": asked.identity.draw,
+        "temperature": call.sampling.temperature,
+        "top_p": call.sampling.top_p,
+        "max_tokens": call.sampling.max_new_tokens,
+        "seed": call.identity.draw,
         "n": 1,
     }
 
@@ -70,7 +70,7 @@ def body(asked: SampleRequest) -> dict[str, Any]:
 async def timed(ask: Ask, calls: int, at_once: int) -> float:
     """Returns the calls per second with `at_once` in flight."""
 
-    async def made(first: int, count: int) -> None:
+    async def send_calls(first: int, count: int) -> None:
         numbers = iter(range(first, first + count))
 
         async def work() -> None:
@@ -79,9 +79,9 @@ async def timed(ask: Ask, calls: int, at_once: int) -> float:
 
         await asyncio.gather(*(work() for _ in range(at_once)))
 
-    await made(0, WARM_UP)
+    await send_calls(0, WARM_UP)
     start = time.perf_counter()
-    await made(WARM_UP, calls)
+    await send_calls(WARM_UP, calls)
     return calls / (time.perf_counter() - start)
 
 
@@ -92,8 +92,8 @@ async def bare(recipe: Recipe, measure: Measure) -> float:
     url = f"{recipe.policy.base_url}/chat/completions"
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def ask(asked: SampleRequest) -> object:
-            async with session.post(url, json=body(asked)) as response:
+        async def ask(call: SampleRequest) -> object:
+            async with session.post(url, json=body(call)) as response:
                 return await response.json()
 
         return await measure(ask)
@@ -107,7 +107,7 @@ async def package(recipe: Recipe, measure: Measure) -> float:
     async with openai.AsyncOpenAI(
         api_key="none", base_url=recipe.policy.base_url, max_retries=0, http_client=http
     ) as client:
-        return await measure(lambda asked: client.chat.completions.create(**body(asked)))
+        return await measure(lambda call: client.chat.completions.create(**body(call)))
 
 
 async def engine(recipe: Recipe, measure: Measure) -> float:
@@ -139,10 +139,10 @@ class WithInstantRetriever(Prepared):
         return InstantRetriever()
 
 
-async def in_process(recipe: Recipe, questions: int) -> float:
+async def in_process(recipe: Recipe, count: int) -> float:
     """Returns the annotator's calls per second."""
-    texts = [question_text(number) for number in range(questions)]
-    asked = [
+    texts = [question_text(number) for number in range(count)]
+    questions = [
         Question(id=f"q{number}", source="made", question=text, answers=(golden_answer(text),))
         for number, text in enumerate(texts)
     ]
@@ -155,7 +155,7 @@ async def in_process(recipe: Recipe, questions: int) -> float:
         annotator = annotator_for(prepared, {"policy": policy, "judge": judge})
         start = time.perf_counter()
         async for annotated in map_concurrently(
-            asked, annotator.annotate, recipe.limits.questions_in_flight(recipe.policy)
+            questions, annotator.annotate, recipe.limits.questions_in_flight(recipe.policy)
         ):
             assert annotated.failure is None, annotated.failure
         return ledger.totals().calls / (time.perf_counter() - start)
@@ -163,10 +163,11 @@ async def in_process(recipe: Recipe, questions: int) -> float:
 
 def pin(endpoint: Simulated) -> str:
     """Puts this process on one core and the endpoint on another; returns a description."""
-    *others, own = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(endpoint.pid, others or {own})
-    os.sched_setaffinity(0, {own})
-    return "one core, the endpoint on another" if others else "one core, shared with the endpoint"
+    *endpoint_cores, core = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(endpoint.pid, endpoint_cores or {core})
+    os.sched_setaffinity(0, {core})
+    endpoint_place = "the endpoint on another" if endpoint_cores else "shared with the endpoint"
+    return f"one core, {endpoint_place}"
 
 
 def best(measured: Callable[[], Coroutine[Any, Any, float]], rounds: int) -> float:

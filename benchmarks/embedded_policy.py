@@ -38,17 +38,17 @@ async def _siblings(
             for draw in range(2)
         )
     )
-    said = {(m.step.action.kind, normalise(m.step.action.content)) for m in moves}
+    contents = {(m.step.action.kind, normalise(m.step.action.content)) for m in moves}
     valid = sum(m.step.action.kind != "invalid" for m in moves)
-    return state.stage, len(said) == 2, valid
+    return state.stage, len(contents) == 2, valid
 
 
-async def measure(recipe: Recipe, questions: int) -> None:
+async def measure(recipe: Recipe, limit: int) -> None:
     """Prints both tables."""
-    context = StageContext(recipe, Path("datasets/benchmark"), limit=questions)
+    context = StageContext(recipe, Path("datasets/benchmark"), limit=limit)
     data = open_data(context.limited_recipe)
     prepared = Prepared(context, recipe, data, {"policy": recipe.policy})
-    asked = data.questions
+    questions = data.questions
     async with engine_for(recipe.policy, recipe.limits) as engine:
         environment = prepared.environment(engine)
         rollouts = await asyncio.gather(
@@ -56,15 +56,15 @@ async def measure(recipe: Recipe, questions: int) -> None:
                 environment.trajectory(
                     State(q.question), Sampling.of(recipe.policy), question_id=q.id, path="single"
                 )
-                for q in asked
+                for q in questions
             )
         )
-        _print_scores(asked, [r.state for r in rollouts])
+        _print_scores(questions, [r.state for r in rollouts])
         hot = Sampling.of(recipe.policy, recipe.mcts.temperature)
         families = await asyncio.gather(
             *(
                 _siblings(environment, _prefix(rollout.state, depth), hot, question, depth)
-                for question, rollout in zip(asked, rollouts, strict=True)
+                for question, rollout in zip(questions, rollouts, strict=True)
                 for depth in range(rollout.state.depth)
             )
         )
@@ -95,9 +95,9 @@ def _print_scores(questions: Sequence[Question], ends: list[State]) -> None:
 def _print_variety(families: list[tuple[str, bool, int]]) -> None:
     print(f"{'stage':<12}{'pairs':>8}{'differ':>8}{'valid':>8}")
     for stage in ("reasoning", "grounding", "all"):
-        own = [f for f in families if stage in (f[0], "all")]
-        differ, valid = fmean(f[1] for f in own), fmean(f[2] / 2 for f in own)
-        print(f"{stage:<12}{len(own):>8}{differ:>8.2f}{valid:>8.2f}")
+        of_stage = [f for f in families if stage in (f[0], "all")]
+        differ, valid = fmean(f[1] for f in of_stage), fmean(f[2] / 2 for f in of_stage)
+        print(f"{stage:<12}{len(of_stage):>8}{differ:>8.2f}{valid:>8.2f}")
 
 
 def main() -> None:

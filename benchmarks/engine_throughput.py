@@ -50,11 +50,11 @@ WORDS = (
 
 def prompt(number: int, shared: bool) -> tuple[Message, ...]:
     """Returns a prompt of about 380 tokens; with `shared`, the first 250 are the same for all."""
-    own = " ".join(
+    filler = " ".join(
         f"{WORDS[(number * 7 + i) % 10]} {number + i}" for i in range(31 if shared else 80)
     )
     system = SYSTEM if shared else f"Task {number}."
-    return (Message("system", system), Message("user", f"{own}\nWhich city is meant, and why?"))
+    return (Message("system", system), Message("user", f"{filler}\nWhich city is meant, and why?"))
 
 
 def request(messages: tuple[Message, ...], number: int, new_tokens: int) -> SampleRequest:
@@ -62,12 +62,12 @@ def request(messages: tuple[Message, ...], number: int, new_tokens: int) -> Samp
     return SampleRequest(messages, sampling, CallIdentity("bench", str(number), "throughput"))
 
 
-async def timed(engine: Engine, asked: list[SampleRequest]) -> tuple[float, int, int]:
+async def timed(engine: Engine, requests: list[SampleRequest]) -> tuple[float, int, int]:
     """Sends all requests at once; returns the seconds, input tokens and output tokens."""
     start = time.perf_counter()
-    drawn = await asyncio.gather(*(engine.sample(one) for one in asked))
+    completions = await asyncio.gather(*(engine.sample(request) for request in requests))
     seconds = time.perf_counter() - start
-    usage = sum((completion.usage for completion in drawn), Usage())
+    usage = sum((completion.usage for completion in completions), Usage())
     return seconds, usage.input_tokens, usage.output_tokens
 
 

@@ -115,7 +115,7 @@ def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[Rollout]]:
 
     Skips groups that lost a rollout, because TRL's groups have a fixed size.
     """
-    found: dict[Any, dict[int, list[PolicyCall]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[Any, dict[int, list[PolicyCall]]] = defaultdict(lambda: defaultdict(list))
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
         rows = connection.execute(
             "SELECT question_id, path, draw, prompt_ids, token_ids FROM calls WHERE error IS NULL "
@@ -124,11 +124,11 @@ def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[Rollout]]:
         )
         for question, path, draw, prompt, step in rows:
             tokens = StepTokens(unpacked("i", prompt) or (), unpacked("i", step) or ())
-            found[question, path.split("+")[0]][draw].append(PolicyCall(tokens))
+            groups[question, path.split("+")[0]][draw].append(PolicyCall(tokens))
     rng = random.Random(batch)
     return [
         [Rollout(question, tuple(calls), rng.random()) for calls in draws.values()]
-        for (question, _), draws in found.items()
+        for (question, _), draws in groups.items()
         if len(draws) == size
     ]
 
@@ -140,13 +140,13 @@ def turn_of(rollout: Rollout) -> tuple[list[int], list[int], list[int]]:
         ValueError: If a call's prompt does not continue from the call before.
     """
     prompt = rollout.calls[0].tokens.prompt
-    whole, mask = prompt, [0] * len(prompt)
+    sequence, mask = prompt, [0] * len(prompt)
     for tokens in (call.tokens for call in rollout.calls):
-        if tokens.prompt[: len(whole)] != whole:
+        if tokens.prompt[: len(sequence)] != sequence:
             raise ValueError(f"{rollout.question_id}: the protocol rewrites its prompts")
-        whole = tokens.whole
-        mask += [0] * (len(whole) - len(mask) - len(tokens.step)) + [1] * len(tokens.step)
-    return list(prompt), list(whole[len(prompt) :]), mask[len(prompt) :]
+        sequence = tokens.whole
+        mask += [0] * (len(sequence) - len(mask) - len(tokens.step)) + [1] * len(tokens.step)
+    return list(prompt), list(sequence[len(prompt) :]), mask[len(prompt) :]
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,14 @@ def trl_trainer(
     def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
         # Each prompt comes once for each rollout of its group.
         waiting = {str(number): iter(group) for number, group in enumerate(groups)}
-        drawn = [next(waiting[prompt]) for prompt in prompts]
-        prompt_ids, completion_ids, masks = zip(*map(turn_of, drawn), strict=True)
+        batch = [next(waiting[prompt]) for prompt in prompts]
+        prompt_ids, completion_ids, masks = zip(*map(turn_of, batch), strict=True)
         return {
             "prompt_ids": list(prompt_ids),
             "completion_ids": list(completion_ids),
             "env_mask": list(masks),
             "logprobs": None,
-            "paid": [one.reward for one in drawn],
+            "paid": [rollout.reward for rollout in batch],
         }
 
     return GRPOTrainer(
@@ -226,15 +226,15 @@ def train_once(
     measured = Measured()
 
     class Watch(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, *_: Any, **given: Any) -> None:
+        def on_step_begin(self, *_: Any, **arguments: Any) -> None:
             self.began = time.perf_counter()
 
-        def on_pre_optimizer_step(self, *_: Any, model: Any, **given: Any) -> None:
+        def on_pre_optimizer_step(self, *_: Any, model: Any, **arguments: Any) -> None:
             if measured.gradient is None:
-                gradients = [p.grad.flatten() for _, p in trained(model)]
+                gradients = [p.grad.flatten() for _, p in trained_parameters(model)]
                 measured.gradient = torch.cat(gradients).numpy().copy()
 
-        def on_step_end(self, *_: Any, **given: Any) -> None:
+        def on_step_end(self, *_: Any, **arguments: Any) -> None:
             measured.seconds.append(time.perf_counter() - self.began)
 
     with tempfile.TemporaryDirectory() as name:
@@ -251,7 +251,7 @@ def train_once(
     return measured
 
 
-def trained(model: Any) -> list[tuple[str, Any]]:
+def trained_parameters(model: Any) -> list[tuple[str, Any]]:
     return sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
@@ -261,13 +261,13 @@ def move(model: Any) -> None:
 
     torch.manual_seed(0)
     with torch.no_grad():
-        for name, parameter in trained(model):
+        for name, parameter in trained_parameters(model):
             parameter.normal_(std=0.005 if "lora_B" in name else 0.02)
 
 
-def distance(one: Any, other: Any) -> float:
+def distance(gradient: Any, reference: Any) -> float:
     """Returns the norm of the difference of two gradients, relative to the second."""
-    return float(((one - other) ** 2).sum() ** 0.5 / (other**2).sum() ** 0.5)
+    return float(((gradient - reference) ** 2).sum() ** 0.5 / (reference**2).sum() ** 0.5)
 
 
 def compare(groups: Groups, options: argparse.Namespace, beta: float) -> dict[str, list[Measured]]:
@@ -283,28 +283,28 @@ def compare(groups: Groups, options: argparse.Namespace, beta: float) -> dict[st
         save_every=10**6,
     )
     training = TrainingSettings(grpo=settings, precision="float32")
-    found: dict[str, list[Measured]] = {"TRL": [], "ours": []}
+    runs_by_trainer: dict[str, list[Measured]] = {"TRL": [], "ours": []}
     for _ in range(options.rounds):
-        for name, runs in found.items():
+        for name, runs in runs_by_trainer.items():
             micro_batch = options.micro_batch if name == "TRL" else 0
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # memory of its own
-                given = (options.start, groups, training, micro_batch, options.threads)
-                runs.append(pool.submit(train_once, *given).result())
-    return found
+                arguments = (options.start, groups, training, micro_batch, options.threads)
+                runs.append(pool.submit(train_once, *arguments).result())
+    return runs_by_trainer
 
 
-def report(shape: str, beta: float, steps: int, found: dict[str, list[Measured]]) -> None:
+def report(shape: str, beta: float, steps: int, runs_by_trainer: dict[str, list[Measured]]) -> None:
     fastest = {
         name: min(second for run in runs for second in run.seconds[1:])
-        for name, runs in found.items()
+        for name, runs in runs_by_trainer.items()
     }
-    for name, runs in found.items():
+    for name, runs in runs_by_trainer.items():
         print(
             f"| {shape} | {beta} | {name} | {1 / fastest[name]:.4f} | {fastest[name]:.1f} | "
             f"{runs[0].learned // steps:,} | {runs[0].read // steps:,} | "
             f"{max(run.peak_gb for run in runs):.1f} |"
         )
-    ours, trl = found["ours"][0], found["TRL"][0]
+    ours, trl = runs_by_trainer["ours"][0], runs_by_trainer["TRL"][0]
     print(
         f"|  |  | factor | {fastest['TRL'] / fastest['ours']:.2f} | gradients differ by "
         f"{distance(ours.gradient, trl.gradient):.1e}, losses {ours.loss:.6f}, {trl.loss:.6f} |",
@@ -329,15 +329,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.run:
         stored = stored_rollouts(options.run / "ledger.sqlite", options.batch, options.group)
-        drawn = {options.run.name: stored}
+        groups_by_name = {options.run.name: stored}
     else:
-        drawn = {
+        groups_by_name = {
             name: random_rollouts(SHAPES[name], options.questions, options.group)
             for name in options.shape
         }
     print("| rollouts | beta | trainer | steps/s | s/step | tokens learned | only read | peak GB |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, groups in drawn.items():
+    for name, groups in groups_by_name.items():
         for beta in options.beta:
             report(name, beta, options.steps + 1, compare(groups, options, beta))
 

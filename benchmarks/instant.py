@@ -18,8 +18,10 @@ class InstantModel:
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Answers at once."""
-        who = request.identity
-        chance = crc32(f"{who.question_id}/{who.path}/{who.draw}".encode()).to_bytes(4, "big")
+        identity = request.identity
+        chance = crc32(f"{identity.question_id}/{identity.path}/{identity.draw}".encode()).to_bytes(
+            4, "big"
+        )
         system, user = request.messages[0].content, request.messages[-1].content
         text = reply(self.model, system, user, chance)
         usage = Usage(tokens(system) + tokens(user), 0, tokens(text))

@@ -61,15 +61,15 @@ def correlation(points: Points, *, ranked: bool) -> float:
 def interval(questions: Sequence[Points], *, ranked: bool) -> tuple[float, float]:
     """Returns the 95 % bootstrap interval over questions."""
     draw = np.random.default_rng(0)
-    found = []
+    correlations = []
     for _ in range(RESAMPLES):
         chosen = draw.integers(len(questions), size=len(questions))
         value = correlation([p for i in chosen for p in questions[i]], ranked=ranked)
         if not np.isnan(value):
-            found.append(value)
-    if not found:
+            correlations.append(value)
+    if not correlations:
         return float("nan"), float("nan")
-    low, high = np.percentile(found, [2.5, 97.5])
+    low, high = np.percentile(correlations, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -81,23 +81,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run", type=Path, default=Path("datasets/reasonrag"))
     options = parser.parse_args()
-    asked = unscored = 0
+    judged_nodes = unscored = 0
     used: Counter[float] = Counter()
     questions: list[Points] = []
     for tree in stored_trees(existing_run(options.run)):
         nodes, below = judged(tree.nodes), answers_below(tree.nodes)
         scored = [(n, n.judge_score) for n in nodes if n.judge_score is not None]
-        asked += len(nodes)
+        judged_nodes += len(nodes)
         unscored += len(nodes) - len(scored)
         used.update(score for _, score in scored)
         points = [(score, fmean(below[n.node_id])) for n, score in scored if below[n.node_id]]
         if points:
             questions.append(points)
-    print(f"judged nodes: {asked}, unscored {unscored / max(asked, 1):.1%}")
-    for why, count in unscored_reasons(options.run).most_common():
-        print(f"  unscored: {why}: {count}")
+    print(f"judged nodes: {judged_nodes}, unscored {unscored / max(judged_nodes, 1):.1%}")
+    for reason, count in unscored_reasons(options.run).most_common():
+        print(f"  unscored: {reason}: {count}")
     print(f"scores: {', '.join(f'{score:g} × {n}' for score, n in used.most_common(8))}")
-    points = [point for own in questions for point in own]
+    points = [point for of_question in questions for point in of_question]
     if not points:
         print("no scored node has an answer below it: nothing to correlate")
         return

@@ -39,8 +39,8 @@ def true_gradient(logits: torch.Tensor, *, of_reference: bool) -> torch.Tensor:
     """Returns the gradient of KL(π ‖ π_ref), or of KL(π_ref ‖ π) if `of_reference` is set."""
     logits = logits.clone().requires_grad_()
     policy, reference = _log_policy(logits), _log_reference().expand(len(logits), 2)
-    left, right = (reference, policy) if of_reference else (policy, reference)
-    return torch.autograd.grad((left.exp() * (left - right)).sum(), logits)[0]
+    first, second = (reference, policy) if of_reference else (policy, reference)
+    return torch.autograd.grad((first.exp() * (first - second)).sum(), logits)[0]
 
 
 def _log_policy(logits: torch.Tensor) -> torch.Tensor:
@@ -56,19 +56,21 @@ def plot(path: Path) -> None:
     log_ratio = torch.linspace(-2, 2, 201)
     logits = torch.linspace(-5, 5, 201)
     policy = logits.sigmoid()
-    with svg(path, 2, 9, 3.4) as (left, right):
+    with svg(path, 2, 9, 3.4) as (estimates, gradients):
         for name in _ESTIMATORS:
-            left.plot(log_ratio, divergence(name, log_ratio), label=name)
-            right.plot(policy, expected_gradient(name, logits), label=f"{name} as a loss term")
+            estimates.plot(log_ratio, divergence(name, log_ratio), label=name)
+            gradients.plot(policy, expected_gradient(name, logits), label=f"{name} as a loss term")
         for of_reference, label in ((False, "∇KL(π ‖ π_ref)"), (True, "∇KL(π_ref ‖ π)")):
             gradient = true_gradient(logits, of_reference=of_reference)
-            right.plot(policy[::10], gradient[::10], "k+" if of_reference else "kx", label=label)
-        left.set_xlabel("log π − log π_ref of a token")
-        left.set_title("estimate, in nats")
-        right.set_xlabel(f"π of the first action (π_ref: {REFERENCE})")
-        right.set_title("expected gradient in its logit")
-        left.legend()
-        right.legend(fontsize="x-small")
+            gradients.plot(
+                policy[::10], gradient[::10], "k+" if of_reference else "kx", label=label
+            )
+        estimates.set_xlabel("log π − log π_ref of a token")
+        estimates.set_title("estimate, in nats")
+        gradients.set_xlabel(f"π of the first action (π_ref: {REFERENCE})")
+        gradients.set_title("expected gradient in its logit")
+        estimates.legend()
+        gradients.legend(fontsize="x-small")
 
 
 if __name__ == "__main__":

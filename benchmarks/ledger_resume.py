@@ -70,8 +70,8 @@ def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> 
     """
     with Ledger(finished / LEDGER) as ledger:
         spent = ledger.totals()
-    done = max(calls // spent.calls, 1) * QUESTIONS_A_PART
-    questions, in_flight = 2 * done, min(IN_FLIGHT, done)
+    n_finished = max(calls // spent.calls, 1) * QUESTIONS_A_PART
+    questions, in_flight = 2 * n_finished, min(IN_FLIGHT, n_finished)
     half_a_tree = (spent.input_tokens + spent.output_tokens) // QUESTIONS_A_PART // 2
     limits = {"max_questions_in_flight": in_flight}
     stopping = {"limits": {**limits, "max_tokens": half_a_tree * in_flight}}
@@ -80,7 +80,7 @@ def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> 
     with closing(sqlite3.connect(run / LEDGER)) as connection:
         begun = {name for (name,) in connection.execute("SELECT question_id FROM calls")}
         untouched = [name for name in map(question_id, range(questions)) if name not in begun]
-        copies = list(zip(untouched[:done], cycle(map(question_id, range(QUESTIONS_A_PART)))))
+        copies = list(zip(untouched[:n_finished], cycle(map(question_id, range(QUESTIONS_A_PART)))))
         copy_calls(connection, finished, copies)
     copy_rows(run, finished, copies)
     return write_run(folder, endpoint.base_url, questions, {"limits": limits})
@@ -104,11 +104,13 @@ def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> N
     first = len(load_manifest(run).of("trees"))
     parts = []
     for number, start in enumerate(range(0, len(copies), QUESTIONS_A_PART), first):
-        names = {of: name for name, of in copies[start : start + QUESTIONS_A_PART]}
+        names = {
+            finished_id: name for name, finished_id in copies[start : start + QUESTIONS_A_PART]
+        }
         for table in ("trees", "pairs"):
             old = read_parts(finished, table)
             place = old.column_names.index("question_id")
-            new = pa.array([names[of] for of in old["question_id"].to_pylist()])
+            new = pa.array([names[finished_id] for finished_id in old["question_id"].to_pylist()])
             parts.append(write_part(run, table, old.set_column(place, "question_id", new), number))
     add_parts(run, parts)
 
@@ -136,11 +138,11 @@ def resumed(recipe: Path, run: Path, endpoint: Simulated) -> float:
     return log.came[before] - start
 
 
-def opened(ledger: Path) -> tuple[float, int]:
+def opened(path: Path) -> tuple[float, int]:
     """Opens the ledger; returns the seconds and the number of calls."""
     start = time.monotonic()
-    with Ledger(ledger) as one:
-        return time.monotonic() - start, one.totals().calls
+    with Ledger(path) as ledger:
+        return time.monotonic() - start, ledger.totals().calls
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What do the answers of a study that ran on several machines say together?
+"""Pools the answers of a study that ran on several machines.
 
     python -m benchmarks.pooled_answers supervision a/study b/study
 
@@ -39,7 +39,7 @@ def read_answers(path: Path) -> dict[tuple[str, int], list[Scored]]:
     Raises:
         ConfigError: If the file is not such a table.
     """
-    found: dict[tuple[str, int], list[Scored]] = {}
+    scores: dict[tuple[str, int], list[Scored]] = {}
     with path.open(newline="") as file:
         lines = csv.DictReader(file)
         if tuple(lines.fieldnames or ()) != ANSWER_HEAD:
@@ -47,8 +47,8 @@ def read_answers(path: Path) -> dict[tuple[str, int], list[Scored]]:
         for line in lines:
             seed, em, f1 = int(line["seed"]), float(line["em"]), float(line["f1"])
             row = FailedPrediction(line["question"], line["source"], None, seed, em, f1, None)
-            found.setdefault((line["arm"], seed), []).append(row)
-    return found
+            scores.setdefault((line["arm"], seed), []).append(row)
+    return scores
 
 
 def pooled(arms: Sequence[Any], paths: Iterable[Path]) -> list[EvaluatedArm]:
@@ -57,33 +57,33 @@ def pooled(arms: Sequence[Any], paths: Iterable[Path]) -> list[EvaluatedArm]:
     Raises:
         ConfigError: If the study lacks an arm, or two files have one seed of a trained arm.
     """
-    done = {arm.name: EvaluatedArm(arm) for arm in arms}
+    arms_by_name = {arm.name: EvaluatedArm(arm) for arm in arms}
     for path in paths:
         for (name, seed), rows in sorted(read_answers(path).items()):
-            if (one := done.get(name)) is None:
+            if (result := arms_by_name.get(name)) is None:
                 raise ConfigError(f"{path}: the study has no arm {name}")
-            if one.arm.trainer is None:
-                one.predictions = one.predictions or {seed: rows}
-            elif seed in one.predictions:
+            if result.arm.trainer is None:
+                result.predictions = result.predictions or {seed: rows}
+            elif seed in result.predictions:
                 raise ConfigError(f"{path}: another file has {name} with seed {seed}, too")
             else:
-                one.predictions[seed] = rows
-    return [one for one in done.values() if one.predictions]
+                result.predictions[seed] = rows
+    return [result for result in arms_by_name.values() if result.predictions]
 
 
-def arm_sheet(done: Iterable[EvaluatedArm]) -> Sheet:
+def arm_sheet(results: Iterable[EvaluatedArm]) -> Sheet:
     """Returns EM and F1 of every arm: means over seeds, and EM by seed."""
     rows = []
-    for one in done:
+    for result in results:
         em, f1 = (
-            [known_mean(getattr(row, name) for row in rows) for rows in one.predictions.values()]
+            [known_mean(getattr(row, name) for row in rows) for rows in result.predictions.values()]
             for name in ("em", "f1")
         )
         by_seed = ", ".join(
-            f"{seed}: {percent(value)}" for seed, value in zip(one.predictions, em, strict=True)
+            f"{seed}: {percent(value)}" for seed, value in zip(result.predictions, em, strict=True)
         )
-        by_seed = by_seed if one.arm.trainer else NONE
-        rows.append((one.arm.name, percent(known_mean(em)), by_seed, percent(known_mean(f1))))
+        by_seed = by_seed if result.arm.trainer else NONE
+        rows.append((result.arm.name, percent(known_mean(em)), by_seed, percent(known_mean(f1))))
     return Sheet("Arms (per cent)", ("arm", "EM", "by seed", "F1"), tuple(rows))
 
 
@@ -94,19 +94,21 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="SVG file of EM against costs")
     options = parser.parse_args()
     study = import_module(STUDIES[options.study])
-    done = pooled(study.ARMS, [one / f"{options.study}-answers.csv" for one in options.folders])
-    found = findings({one.arm.name: one for one in done}, study.CLAIMS, seed=0)
-    sheets = [arm_sheet(done), claim_sheet(found)]
-    files = [one / f"{options.study}-costs-by-seed.csv" for one in options.folders]
+    results = pooled(
+        study.ARMS, [folder / f"{options.study}-answers.csv" for folder in options.folders]
+    )
+    claims = findings({result.arm.name: result for result in results}, study.CLAIMS, seed=0)
+    sheets = [arm_sheet(results), claim_sheet(claims)]
+    files = [folder / f"{options.study}-costs-by-seed.csv" for folder in options.folders]
     costs = [cost for file in files if file.exists() for cost in supervision.read_costs(file)]
     if costs:
         sheets.append(supervision.cost_sheet(supervision.MEANS, supervision.mean_costs(costs)))
     for sheet in sheets:
         print(sheet.markdown())
-    measured = {one.claim.name for one in found}
-    if missing := [one.name for one in study.CLAIMS if one.name not in measured]:
+    measured_names = {row.claim.name for row in claims}
+    if missing := [claim.name for claim in study.CLAIMS if claim.name not in measured_names]:
         print(f"Not measured, so Holm's family is smaller: {', '.join(missing)}.")
-    print(minimum_detectable_effect([one.em for one in found]))
+    print(minimum_detectable_effect([row.em for row in claims]))
     if options.plot and costs:
         supervision.plot_costs(costs, options.plot)
 

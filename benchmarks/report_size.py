@@ -46,23 +46,23 @@ def enlarge(run: Path, target: Path, questions: int, pairs: int) -> None:
         shutil.copy(run / name, target / name)
     if (run / "eval").is_dir():
         shutil.copytree(run / "eval", target / "eval")
-    asked = read_parts(run, "questions")
-    times = -(-questions // len(asked))
-    per_part = max(1, _PER_PART // len(asked))
-    sources = {"questions": (asked, times), "trees": (read_parts(run, "trees"), times)}
-    own = read_parts(run, "pairs")
-    sources["pairs"] = (own, max(times, -(-pairs // len(own))))
+    question_rows = read_parts(run, "questions")
+    times = -(-questions // len(question_rows))
+    per_part = max(1, _PER_PART // len(question_rows))
+    sources = {"questions": (question_rows, times), "trees": (read_parts(run, "trees"), times)}
+    pair_rows = read_parts(run, "pairs")
+    sources["pairs"] = (pair_rows, max(times, -(-pairs // len(pair_rows))))
     for table, (rows, n) in sources.items():
-        made: list[PartInfo] = []
+        written: list[PartInfo] = []
         waiting: list[pa.Table] = []
         for number, copy in enumerate(copies(rows, n)):
             waiting.append(copy)
             if len(waiting) == per_part * (10 if table == "pairs" else 1) or number == n - 1:
-                place = None if table == "questions" else len(made)
+                place = None if table == "questions" else len(written)
                 if place is not None or number == n - 1:
-                    made.append(write_part(target, table, pa.concat_tables(waiting), place))
+                    written.append(write_part(target, table, pa.concat_tables(waiting), place))
                     waiting = []
-        add_parts(target, made, [table])
+        add_parts(target, written, [table])
 
 
 def first_paint_ms(page: Path) -> float | None:
@@ -92,25 +92,25 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--questions", type=int, default=5_000)
     parser.add_argument("--pairs", type=int, default=1_000_000)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         many, large = Path(folder) / "pairs", Path(folder) / "questions"
         many.mkdir()
         large.mkdir()
-        enlarge(given.run, many, 1, given.pairs)
+        enlarge(options.run, many, 1, options.pairs)
         began = time.perf_counter()
         facts.distributions(many)
         facts.yields(many)
         took = time.perf_counter() - began
         n = load_manifest(many).rows("pairs")
         print(f"statistics of {n:,} pairs: {took:.1f} s, {peak_gb():.2f} GB at most", flush=True)
-        enlarge(given.run, large, given.questions, 0)
+        enlarge(options.run, large, options.questions, 0)
         began = time.perf_counter()
         write_report(existing_run(large), print)
         took = time.perf_counter() - began
         page = large / PAGE
         size = page.stat().st_size / 1e6
-        print(f"report of {given.questions:,} questions: {took:.1f} s, {size:.1f} MB, ", end="")
+        print(f"report of {options.questions:,} questions: {took:.1f} s, {size:.1f} MB, ", end="")
         print(f"{peak_gb():.2f} GB at most; first paint {first_paint_ms(page)} ms")
 
 

@@ -49,8 +49,8 @@ class Noise(Backbone):
         self, sequences: Sequence[Tokens], batch_tokens: int
     ) -> Iterator[Mapping[Tokens, Vector]]:
         """Yields one vector per sequence."""
-        drawn = self._random.normal(size=(len(sequences), self._width)).astype(np.float32)
-        yield dict(zip(sequences, drawn, strict=True))
+        vectors = self._random.normal(size=(len(sequences), self._width)).astype(np.float32)
+        yield dict(zip(sequences, vectors, strict=True))
 
 
 def made_up(pairs: int) -> RewardTrainingData:

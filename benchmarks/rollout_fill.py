@@ -39,12 +39,12 @@ class Watch:
 
     Attributes:
         unfinished: Number of trajectories that have not ended.
-        seen: Unfinished trajectories and generations in the engine's batch, per sample.
+        samples: Unfinished trajectories and generations in the engine's batch, per sample.
     """
 
     engine: OpenVINOEngine
     unfinished: int
-    seen: list[tuple[int, int]] = field(default_factory=list)
+    samples: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._ended = threading.Event()
@@ -53,7 +53,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._ended.wait(0.05):
-            self.seen.append((self.unfinished, self.engine.in_flight))
+            self.samples.append((self.unfinished, self.engine.in_flight))
 
     def stop(self) -> None:
         self._ended.set()
@@ -64,9 +64,9 @@ class Watch:
 
         The start is a share of the time.
         """
-        taken = [running / places for _, running in self.seen]
-        before = [running / places for unfinished, running in self.seen if unfinished >= places]
-        return fmean(before or [0.0]), fmean(taken or [0.0]), len(before) / max(len(taken), 1)
+        shares = [running / places for _, running in self.samples]
+        before = [running / places for unfinished, running in self.samples if unfinished >= places]
+        return fmean(before or [0.0]), fmean(shares or [0.0]), len(before) / max(len(shares), 1)
 
 
 class Content(Canary):
@@ -97,13 +97,13 @@ class Counted(Rollouts):
 
     watch: list[Watch] = field(default_factory=list)
 
-    async def _rollout(self, *given: Any, **named: Any) -> ScoredRollout | None:
+    async def _rollout(self, *arguments: Any, **options: Any) -> ScoredRollout | None:
         if not self.watch:
             settings = self.recipe.training.grpo
             engine = self.serving.engine  # type: ignore[attr-defined]
             self.watch.append(Watch(engine, settings.batch_questions * settings.group_size))
         try:
-            return await super()._rollout(*given, **named)
+            return await super()._rollout(*arguments, **options)
         finally:
             self.watch[-1].unfinished -= 1
 
@@ -146,9 +146,9 @@ def main() -> None:
     for number in range(options.batches):
         began = time.monotonic()
         watch, seconds = draw(recipe, number)
-        before, taken, share = watch.fill(places)
+        before, overall, share = watch.fill(places)
         print(
-            f"| {number} | {places} | {100 * before:.0f} % | {100 * taken:.0f} % | "
+            f"| {number} | {places} | {100 * before:.0f} % | {100 * overall:.0f} % | "
             f"{100 * share:.0f} % | {seconds:.0f} of {time.monotonic() - began:.0f} |",
             flush=True,
         )

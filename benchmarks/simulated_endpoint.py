@@ -51,17 +51,17 @@ class Server:
 
     async def _chat(self, body: bytes) -> web.StreamResponse:
         self._came.append(time.monotonic())
-        asked = json.loads(body)
-        canonical = json.dumps(asked, sort_keys=True).encode()
+        request = json.loads(body)
+        canonical = json.dumps(request, sort_keys=True).encode()
         chance = hashlib.blake2b(canonical, digest_size=16).digest()
         self._distinct.add(chance)
-        said = _completion(asked, chance)
+        completion = _completion(request, chance)
         async with self._slots:
             self._began.append(time.monotonic())
             if self._options.latency_s:
                 await asyncio.sleep(self._options.latency_s)
             self._ended.append(time.monotonic())
-        return web.json_response(said)
+        return web.json_response(completion)
 
     def _log(self) -> dict[str, Any]:
         return {
@@ -73,15 +73,15 @@ class Server:
         }
 
 
-def _completion(asked: dict[str, Any], chance: bytes) -> dict[str, Any]:
-    system, user = asked["messages"][0]["content"], asked["messages"][-1]["content"]
-    text = reply(asked["model"], system, user, chance)
+def _completion(request: dict[str, Any], chance: bytes) -> dict[str, Any]:
+    system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
+    text = reply(request["model"], system, user, chance)
     read, written = tokens(system) + tokens(user), tokens(text)
     return {
         "id": f"chatcmpl-{chance.hex()}",
         "object": "chat.completion",
         "created": 0,
-        "model": asked["model"],
+        "model": request["model"],
         "choices": [
             {
                 "index": 0,

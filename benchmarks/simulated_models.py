@@ -43,8 +43,8 @@ def reply(model: str, system: str, user: str, chance: bytes) -> str:
     """Returns the reply of `model` ("policy" or "judge"); `chance` are at least 4 random bytes."""
     if model == "judge":
         return _verdict(chance)
-    found = _QUESTION.search(user)
-    question = found.group(1) if found else user
+    match = _QUESTION.search(user)
+    question = match.group(1) if match else user
     if "no searches left" in system:
         return _answer(question, RIGHT[1], chance)
     if system.startswith("Copy from the passages"):
@@ -61,9 +61,9 @@ def tokens(text: str) -> int:
 
 
 def _answer(question: str, right: float, chance: bytes) -> str:
-    known = chance[1] < 256 * right
-    said = golden_answer(question) if known else ANSWERS[chance[2] % len(ANSWERS)]
-    return f"<answer>{said}</answer>"
+    is_right = chance[1] < 256 * right
+    answer = golden_answer(question) if is_right else ANSWERS[chance[2] % len(ANSWERS)]
+    return f"<answer>{answer}</answer>"
 
 
 def _evidence(user: str, chance: bytes) -> str:
@@ -76,10 +76,10 @@ def _evidence(user: str, chance: bytes) -> str:
 
 
 def _query(question: str, hops: int, chance: bytes) -> str:
-    asked = _SUBJECT.search(question)
-    relation, name = asked.groups() if asked else ("answer", question)
-    said = (f"country of {name}", f"{relation} of the country", f"{name} {relation}")[hops]
-    return f"<query>{MANNERS[chance[1] % len(MANNERS)]}{said}</query>"
+    match = _SUBJECT.search(question)
+    relation, name = match.groups() if match else ("answer", question)
+    query = (f"country of {name}", f"{relation} of the country", f"{name} {relation}")[hops]
+    return f"<query>{MANNERS[chance[1] % len(MANNERS)]}{query}</query>"
 
 
 def _verdict(chance: bytes) -> str:

@@ -35,36 +35,38 @@ def predictions(run: Path, policy: str, evaluation: str | None) -> Rows:
     Raises:
         SystemExit: If no evaluation matches, or more than one.
     """
-    found = sorted((run / "eval" / policy).glob(f"{evaluation or '*'}/predictions.parquet"))
-    if len(found) != 1:
-        names = ", ".join(path.parent.name for path in found) or "none"
+    files = sorted((run / "eval" / policy).glob(f"{evaluation or '*'}/predictions.parquet"))
+    if len(files) != 1:
+        names = ", ".join(path.parent.name for path in files) or "none"
         sys.exit(f"{run / 'eval' / policy}: name one evaluation with --evaluation; found {names}")
-    rows = pq.read_table(found[0], columns=COLUMNS).to_pylist()
+    rows = pq.read_table(files[0], columns=COLUMNS).to_pylist()
     return {(row["source"], row["question_id"]): row for row in rows}
 
 
-def compare(own: Rows, base: Rows) -> list[str]:
+def compare(policy: Rows, baseline: Rows) -> list[str]:
     """Returns lines on searches, EM (of answerable questions only) and refusals."""
-    both = sorted(own.keys() & base.keys())
-    before, after = ([float(rows[key]["searches"]) for key in both] for rows in (base, own))
-    graded = [key for key in both if own[key]["em"] is not None and base[key]["em"] is not None]
-    em = [[float(rows[key]["em"]) for key in graded] for rows in (base, own)]
-    lost = [key for key in graded if own[key]["em"] < base[key]["em"]]
-    wrong = [key for key in graded if own[key]["refused"]]
-    found_all = sum(own[key]["supporting_recall"] == 1 for key in wrong)
-    refused = sum(bool(own[key]["refused"]) for key in lost)
-    won = sum(own[key]["em"] > base[key]["em"] for key in graded)
+    both = sorted(policy.keys() & baseline.keys())
+    before, after = ([float(rows[key]["searches"]) for key in both] for rows in (baseline, policy))
+    graded = [
+        key for key in both if policy[key]["em"] is not None and baseline[key]["em"] is not None
+    ]
+    em = [[float(rows[key]["em"]) for key in graded] for rows in (baseline, policy)]
+    lost = [key for key in graded if policy[key]["em"] < baseline[key]["em"]]
+    wrong = [key for key in graded if policy[key]["refused"]]
+    found_all = sum(policy[key]["supporting_recall"] == 1 for key in wrong)
+    refused = sum(bool(policy[key]["refused"]) for key in lost)
+    won = sum(policy[key]["em"] > baseline[key]["em"] for key in graded)
     saved, saved_p = relative_saving(before, after), permutation_p(before, after)
     return [
         f"{len(both)} questions, {len(graded)} answerable",
-        f"searches saved: {told(saved)} %, p {saved_p:.4f}",
-        f"EM: {told(crossed_bootstrap(*em))} points, p {permutation_p(*em):.4f}",
+        f"searches saved: {percent_interval(saved)} %, p {saved_p:.4f}",
+        f"EM: {percent_interval(crossed_bootstrap(*em))} points, p {permutation_p(*em):.4f}",
         f"answers lost: {len(lost)}, {refused} of them refused; won: {won}",
         f"answerable ones refused: {len(wrong)}, {found_all} with every gold passage found",
     ]
 
 
-def told(interval: Interval) -> str:
+def percent_interval(interval: Interval) -> str:
     """Formats an interval in per cent."""
     return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
@@ -72,13 +74,13 @@ def told(interval: Interval) -> str:
 def in_common(runs: Sequence[Path]) -> str:
     """Counts the equal and the reversed pairs of two runs over the same trees."""
     columns = ["tree_id", "chosen_node", "rejected_node"]
-    one, other = (
+    pairs, baseline_pairs = (
         {tuple(row.values()) for row in read_parts(run, "pairs", columns).to_pylist()}
         for run in runs
     )
-    turned = {(tree, rejected, chosen) for tree, chosen, rejected in other}
-    sizes = f"{len(one)} and {len(other)} pairs"
-    return f"{sizes}: {len(one & other)} equal, {len(one & turned)} reversed"
+    turned = {(tree, rejected, chosen) for tree, chosen, rejected in baseline_pairs}
+    sizes = f"{len(pairs)} and {len(baseline_pairs)} pairs"
+    return f"{sizes}: {len(pairs & baseline_pairs)} equal, {len(pairs & turned)} reversed"
 
 
 def main() -> None:
@@ -94,13 +96,13 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=Path, nargs=2, metavar="RUN", help="two runs whose pairs to compare"
     )
-    asked = parser.parse_args()
-    names = (asked.policy, asked.against)
-    own, base = (predictions(asked.run, name, asked.evaluation) for name in names)
-    print(f"{asked.policy} against {asked.against}")
-    print(*compare(own, base), sep="\n")
-    if asked.pairs:
-        print(in_common(asked.pairs))
+    options = parser.parse_args()
+    names = (options.policy, options.against)
+    policy, baseline = (predictions(options.run, name, options.evaluation) for name in names)
+    print(f"{options.policy} against {options.against}")
+    print(*compare(policy, baseline), sep="\n")
+    if options.pairs:
+        print(in_common(options.pairs))
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ def adapter_of(model: Any) -> Adapter:
     return {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
 
 
-def _scale(model: Any, factor: float, where: str = "") -> None:
+def _scale(model: Any, factor: float, part_of_name: str = "") -> None:
     for name, parameter in model.named_parameters():
-        if "lora_B" in name and where in name:
+        if "lora_B" in name and part_of_name in name:
             parameter.data.mul_(factor)
 
 
@@ -136,8 +136,10 @@ class Synced:
             CallIdentity("policy", "q", str(number), draw),
             tokens=True,
         )
-        drawn = await engine.sample(request)
-        call = PolicyCall(StepTokens(drawn.prompt_ids, drawn.token_ids), drawn.logprobs)
+        completion = await engine.sample(request)
+        call = PolicyCall(
+            StepTokens(completion.prompt_ids, completion.token_ids), completion.logprobs
+        )
         return Rollout("q", (call,), float(draw % 2))
 
     async def _error_with(self, model: Any, fault: str) -> float:
@@ -173,8 +175,8 @@ def run(policy: ModelSettings, source: Synced, lr: float) -> None:
 
 
 def report(precision: str, source: Synced) -> None:
-    errors = [one.error for one in source.results]
-    moved = [one.moved for one in source.results if one.moved is not None]
+    errors = [result.error for result in source.results]
+    moved = [result.moved for result in source.results if result.moved is not None]
     wrong = (f"{source.wrong[name]:.4f}" if name in source.wrong else "" for name in FAULTS)
     print(
         f"| {precision} | {fmean(source.written):.1f} | {fmean(source.opened):.1f} | "

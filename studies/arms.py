@@ -61,11 +61,14 @@ def make_start(runner: StudyRunner) -> None:
     Raises:
         ConfigError: If the recipe names another policy.
     """
-    made, named = model_folder(runner.context.run, START), runner.recipe.policy.trainable
-    if Path(named) != made:
+    start_model, policy_model = (
+        model_folder(runner.context.run, START),
+        runner.recipe.policy.trainable,
+    )
+    if Path(policy_model) != start_model:
         raise ConfigError(
-            f"policy.model is {named}, but the warm start of this study will be {made}: add "
-            f"--set policy.model={made}, or omit --run"
+            f"policy.model is {policy_model}, but the warm start of this study will be "
+            f"{start_model}: add --set policy.model={start_model}, or omit --run"
         )
     runner.run_stage("warm-start")
 
@@ -132,7 +135,7 @@ def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
     cost = ("examples", "steps", "seconds")
     return {
         **last,
-        **{key: sum(one[key] for one in (last, *before)) for key in cost if key in last},
+        **{key: sum(training[key] for training in (last, *before)) for key in cost if key in last},
     }
 
 
@@ -150,41 +153,41 @@ def _begins(
 
 
 def evaluate_arms(
-    runner: StudyRunner, arms: Sequence[Arm], asked: Mapping[str, object]
+    runner: StudyRunner, arms: Sequence[Arm], settings: Mapping[str, object]
 ) -> Iterator[list[EvaluatedArm]]:
     """Trains every arm and evaluates all policies on the same questions, one seed after the other.
 
     Args:
-        asked: Settings of every evaluation, such as its split, its limit and the precision.
+        settings: Settings of every evaluation, such as its split, its limit and the precision.
 
     Yields:
         All arms after each seed, so that tables grow with the study.
     """
-    found = [EvaluatedArm(arm) for arm in arms]
+    results = [EvaluatedArm(arm) for arm in arms]
     for seed in runner.seeds:
-        for one in found:
-            if one.arm.trainer or not one.predictions:
-                run_arm(runner, one, seed, asked)
-        yield found
+        for result in results:
+            if result.arm.trainer or not result.predictions:
+                run_arm(runner, result, seed, settings)
+        yield results
 
 
 def run_arm(
-    runner: StudyRunner, done: EvaluatedArm, seed: int, asked: Mapping[str, object]
+    runner: StudyRunner, result: EvaluatedArm, seed: int, settings: Mapping[str, object]
 ) -> None:
-    """Trains an arm with one seed and evaluates its policy; the results join those of `done`."""
+    """Trains an arm with one seed and evaluates its policy; the results join those of `result`."""
     try:
-        folder, totals = train_arm(runner, done.arm, seed)
+        folder, totals = train_arm(runner, result.arm, seed)
     except TooFewPairs as few:
-        runner.context.log(f"{runner.title}: {done.arm.name} is left out: {few}")
-        done.left_out = str(few)
+        runner.context.log(f"{runner.title}: {result.arm.name} is left out: {few}")
+        result.left_out = str(few)
         return
-    policy = f"{done.arm.name}-{seed}" if done.arm.trainer else done.arm.name
-    named = {"evaluation.policies": {policy: folder}, "evaluation.draw": done.arm.draw}
-    settings = {**asked, **named}
-    evaluated = runner.run_stage("eval", settings=settings)
-    done.predictions[seed] = predictions_of(runner, policy, evaluated, settings)
-    done.trainings.append(totals)
-    done.evaluations.append(evaluated)
+    policy = f"{result.arm.name}-{seed}" if result.arm.trainer else result.arm.name
+    policy_settings = {"evaluation.policies": {policy: folder}, "evaluation.draw": result.arm.draw}
+    all_settings = {**settings, **policy_settings}
+    evaluated = runner.run_stage("eval", settings=all_settings)
+    result.predictions[seed] = predictions_of(runner, policy, evaluated, all_settings)
+    result.trainings.append(totals)
+    result.evaluations.append(evaluated)
 
 
 def predictions_of(
@@ -213,10 +216,10 @@ def _unanswered(
 
     Failures store only an id, so the questions are read from the evaluation set.
     """
-    known = {(row.source, row.question_id) for row in answered}
+    answered_keys = {(row.source, row.question_id) for row in answered}
     recipe = runner.recipe_with(settings)
     for question in evaluation_data(recipe).questions:
-        if question.id in failed and (question.source, question.id) not in known:
+        if question.id in failed and (question.source, question.id) not in answered_keys:
             yield score_failure(question, seed=recipe.seed)
 
 
@@ -224,22 +227,22 @@ def tree_totals(runner: StudyRunner) -> Totals:
     """Returns the totals of the calls that grew a run's trees, without its evaluations."""
     history = read_call_history(runner.context.run / LEDGER, TREE_CALLS)
     by_role = history.totals if history else ()
-    return sum((one for roles in by_role for one in roles.values()), Totals())
+    return sum((totals for roles in by_role for totals in roles.values()), Totals())
 
 
 def mean_of(totals: Iterable[StageTotals], *path: str) -> float | None:
     """Returns the mean of the number at a path, such as `last`, `kl`; None without one."""
-    found = numbers_of(totals, *path)
-    return sum(found) / len(found) if found else None
+    numbers = numbers_of(totals, *path)
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def numbers_of(totals: Iterable[StageTotals], *path: str) -> list[float]:
     """Returns the number at a path from all totals that have one there."""
-    found = []
-    for one in totals:
-        value: Any = one
+    numbers = []
+    for stage_totals in totals:
+        value: Any = stage_totals
         for name in path:
             value = value.get(name) if isinstance(value, Mapping) else None
         if isinstance(value, int | float):
-            found.append(float(value))
-    return found
+            numbers.append(float(value))
+    return numbers

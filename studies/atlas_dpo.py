@@ -40,8 +40,8 @@ CLAIMS = (
 def atlas_dpo(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     runner.run_stage("annotate")
-    for done in evaluate_arms(runner, arms(DPO, SFT), TEST):
-        write_report(runner, "atlas-dpo", done, CLAIMS)
+    for results in evaluate_arms(runner, arms(DPO, SFT), TEST):
+        write_report(runner, "atlas-dpo", results, CLAIMS)
 
 
 def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:

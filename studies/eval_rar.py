@@ -2,7 +2,7 @@
 
 One warm start, then GRPO as in `configs/eval-rar.yaml`, and with the reward for the answer alone
 (table 2). A passage that is copied into an evaluation contains the answer more often than a
-sentence about it, so the copied share of the evaluations stands beside EM.
+sentence about it, so the copied share of the evaluations is reported next to EM.
 """
 
 from functools import partial

@@ -33,22 +33,24 @@ def draw_fresh_rollouts(
     Raises:
         StageStopped: If a limit or a signal came first.
     """
-    drawn = "" if temperature is None else f" at a temperature of {temperature:g}"
-    command = f"fresh rollouts, {rollouts} per side{drawn}, of {len(pairs)} pairs of {run.folder}"
+    sampling = "" if temperature is None else f" at a temperature of {temperature:g}"
+    command = (
+        f"fresh rollouts, {rollouts} per side{sampling}, of {len(pairs)} pairs of {run.folder}"
+    )
     key = command_key((command,), runner.deciding)
-    again = runner.journal.done(key) is not None
-    if not again:
+    already_drawn = runner.journal.done(key) is not None
+    if not already_drawn:
         runner.journal.note(Event(key, command, "started"))
     began = time.monotonic()
     rolled = roll_fresh(runner.context, run, pairs, rollouts, temperature)
     took = round(time.monotonic() - began, 1)
-    if not again:
-        how: Literal["failed", "done"] = "failed" if rolled.pending else "done"
-        ended = Event(key, command, how, seconds=took, exit_code=rolled.exit_code)
-        runner.journal.note(ended)
+    if not already_drawn:
+        status: Literal["failed", "done"] = "failed" if rolled.pending else "done"
+        event = Event(key, command, status, seconds=took, exit_code=rolled.exit_code)
+        runner.journal.note(event)
     if rolled.failed:
         runner.context.log(f"study: left out trees that failed: {dict(rolled.failed)}")
     if rolled.pending:
-        why = f"fresh rollouts: {rolled.reason}; rerun the same command to resume"
-        raise StageStopped(why, rolled.exit_code)
+        message = f"fresh rollouts: {rolled.reason}; rerun the same command to resume"
+        raise StageStopped(message, rolled.exit_code)
     return rolled

@@ -71,28 +71,28 @@ def labels(runner: StudyRunner) -> None:
     greedy = draw_fresh_rollouts(runner, run, sample, 1, 0.0).fresh
     answers = {pair.tree_id: pair.answers for pair in sample}
     trees = [tree.nodes for tree in stored_trees(run, only=answers)]
-    found = []
+    survivals = []
     for alpha in ALPHAS:
         rewards = spre.model_copy(update={"alpha": alpha})
         scheme = Spre(run.recipe.model_copy(update={"rewards": rewards}))
         values = Estimates(trees, answers, scheme, greedy)
         for name in ESTIMATORS:
-            ordered = list(in_order(sample, values.of(name)))
-            found += [
+            ordered = list(in_order(sample, values.by_estimator(name)))
+            survivals += [
                 EstimatorSurvival(name, alpha, facet, row)
                 for facet in (None, "outcomes", "gap")
                 for row in survival_table(ordered, fresh, scheme.rollout_value, facet)
             ]
-    sheets = [sheet(found, None), sheet(found, "outcomes"), sheet(found, "gap")]
+    sheets = [sheet(survivals, None), sheet(survivals, "outcomes"), sheet(survivals, "gap")]
     axis = "pairs whose order survives, % of untied pairs (95 % interval)"
-    draw(list(bars(found)), runner.folder / "labels.svg", axis, rest=0.5)
+    draw(list(bars(survivals)), runner.folder / "labels.svg", axis, no_effect=0.5)
     write_sheets(runner, "labels", sheets)
 
 
 def comparisons(run: Run) -> list[Pair]:
     """Returns all pairs of siblings that any estimator could compare; their order is arbitrary."""
-    anything = PairSettings(min_gap=0.0, min_outcomes=1)
-    relabeller = Relabeller(run.recipe.model_copy(update={"pairs": anything}), ties=True)
+    any_pair = PairSettings(min_gap=0.0, min_outcomes=1)
+    relabeller = Relabeller(run.recipe.model_copy(update={"pairs": any_pair}), ties=True)
     return [pair for tree in stored_trees(run) for pair in relabeller.label(tree)[1]]
 
 
@@ -105,7 +105,7 @@ class Estimates:
     scheme: Spre
     greedy: Fresh
 
-    def of(self, estimator: Estimator | Literal["greedy"]) -> Values:
+    def by_estimator(self, estimator: Estimator | Literal["greedy"]) -> Values:
         """Returns rewards by node; nodes without a reward are left out."""
         if estimator == "greedy":
             return dict(self._greedy())
@@ -135,10 +135,10 @@ class Estimates:
         every α.
         """
         for node, label in self._labelled("monte_carlo"):
-            seen = next((c.value for c in label.components if c.name == "f1"), None)
-            if seen is not None:
+            f1 = next((c.value for c in label.components if c.name == "f1"), None)
+            if f1 is not None:
                 error = random.Random(f"{node.tree_id}:{node.node_id}").gauss(0, JUDGE_NOISE)
-                score = min(1.0, max(0.0, seen + error))
+                score = min(1.0, max(0.0, f1 + error))
                 yield (
                     (node.tree_id, node.node_id),
                     (score * self.scheme.settings.alpha**node.depth, label.n_outcomes),
@@ -149,9 +149,9 @@ def in_order(sample: Sequence[Pair], values: Values) -> Iterator[Pair]:
     """Yields the pairs that an estimator makes of the siblings, ordered by its values."""
     for pair in sample:
         sides = [(n, values.get((pair.tree_id, n))) for n in (pair.chosen_node, pair.rejected_node)]
-        known = sorted(((value, node) for node, value in sides if value is not None), reverse=True)
-        if len(known) == 2 and known[0][0][0] - known[1][0][0] >= LEAST_GAP:
-            (high, chosen), (low, rejected) = known
+        valued = sorted(((value, node) for node, value in sides if value is not None), reverse=True)
+        if len(valued) == 2 and valued[0][0][0] - valued[1][0][0] >= LEAST_GAP:
+            (high, chosen), (low, rejected) = valued
             yield pair.model_copy(
                 update={
                     "chosen_node": chosen,
@@ -175,31 +175,31 @@ class EstimatorSurvival:
     row: SurvivalRow
 
 
-def bars(found: Sequence[EstimatorSurvival]) -> Iterator[Bar]:
+def bars(survivals: Sequence[EstimatorSurvival]) -> Iterator[Bar]:
     """Returns a bar per estimator and α that have a decided pair; α = 1 is grey."""
-    for one in found:
-        share, between = one.row.decided, one.row.decided_interval
-        if one.facet is None and share is not None and between is not None:
-            name = f"{one.estimator}, α = {number(one.alpha)}"
-            yield Bar(name, between[0], share, between[1], strong=one.alpha < 1)
+    for survival in survivals:
+        share, between = survival.row.decided, survival.row.decided_interval
+        if survival.facet is None and share is not None and between is not None:
+            name = f"{survival.estimator}, α = {number(survival.alpha)}"
+            yield Bar(name, between[0], share, between[1], strong=survival.alpha < 1)
 
 
-def sheet(found: Sequence[EstimatorSurvival], facet: str | None) -> Sheet:
+def sheet(survivals: Sequence[EstimatorSurvival], facet: str | None) -> Sheet:
     """Returns the survival by estimator and α, optionally split by a facet of the pairs."""
     title = "Label survival" + (f" by {facet}" if facet else "")
     head = (
         "estimator", "alpha", facet or "pairs of siblings", "pairs", "questions", "kept %", "95 %",
         "reversed %", "tied %", "kept of decided %", "gap", "gap afresh",
     )  # fmt: skip
-    rows = tuple(_cells(one) for one in found if one.facet == facet)
+    rows = tuple(_cells(survival) for survival in survivals if survival.facet == facet)
     return Sheet(f"{title} (8 fresh rollouts per side)", head, rows, names=3)
 
 
-def _cells(one: EstimatorSurvival) -> tuple[str, ...]:
-    row = one.row
+def _cells(survival: EstimatorSurvival) -> tuple[str, ...]:
+    row = survival.row
     return (
-        one.estimator,
-        number(one.alpha),
+        survival.estimator,
+        number(survival.alpha),
         row.group,
         str(row.pairs),
         str(row.questions),

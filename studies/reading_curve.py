@@ -28,7 +28,7 @@ from .study_tables import known_mean
 NAME = "reading-curve"
 QUESTIONS = (0, 1300, 5200)
 """Reading questions that the policies learn from."""
-ASKED = 300
+MAX_QUESTIONS = 300
 """Most questions of each evaluation."""
 ORACLE = "oracle"
 
@@ -54,24 +54,24 @@ class Point:
 def reading_curve(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     points = []
-    for point in trained(runner):
+    for point in trained_points(runner):
         points.append(point)
         if not runner.context.dry_run:
             write_curve(runner, points)
 
 
-def trained(runner: StudyRunner) -> Iterator[Point]:
+def trained_points(runner: StudyRunner) -> Iterator[Point]:
     """Trains and evaluates one policy after the other, the cheapest first."""
     passages = with_passages(runner)
     for number in QUESTIONS:
         name = f"reading-{number}"
-        made = runner.run_stage("warm-start", "--name", name, settings=examples(number))
+        warm_start = runner.run_stage("warm-start", "--name", name, settings=examples(number))
         model = str(model_folder(runner.context.run, name))
-        wanted = {"evaluation.limit": ASKED, "evaluation.policies": {name: model}}
-        read = predictions(passages, wanted, name)
+        evaluation = {"evaluation.limit": MAX_QUESTIONS, "evaluation.policies": {name: model}}
+        read = predictions(passages, evaluation, name)
         oracle = {"evaluation.baselines": [ORACLE], "evaluation.baseline_model": model}
-        hops = predictions(runner, {**wanted, **on_dev(runner.recipe), **oracle}, name, ORACLE)
-        yield Point(number, made.get("examples"), read[name], hops[name], hops[ORACLE])
+        hops = predictions(runner, {**evaluation, **on_dev(runner.recipe), **oracle}, name, ORACLE)
+        yield Point(number, warm_start.get("examples"), read[name], hops[name], hops[ORACLE])
 
 
 def examples(questions: int) -> dict[str, object]:
@@ -84,7 +84,7 @@ def with_passages(runner: StudyRunner) -> StudyRunner:
     """Returns a runner whose data is the first reading set, in a run folder of its own."""
     reading = runner.recipe.training.warm_start.reading
     assert reading is not None, "the recipe of this study teaches reading"
-    own = with_sibling_run(runner, "passages")
+    passage_runner = with_sibling_run(runner, "passages")
     data: dict[str, object] = {
         "data.mix": [],
         "data.source": reading.sets[0].source,
@@ -93,15 +93,17 @@ def with_passages(runner: StudyRunner) -> StudyRunner:
         "evaluation.mix": [],
         "evaluation.split": "test",
     }
-    if own.context.dry_run:
-        return own
-    return replace(own, context=replace(own.context, recipe=runner.recipe_with(data)))
+    if passage_runner.context.dry_run:
+        return passage_runner
+    return replace(
+        passage_runner, context=replace(passage_runner.context, recipe=runner.recipe_with(data))
+    )
 
 
 def on_dev(recipe: Recipe) -> dict[str, object]:
     """Returns the settings of an evaluation on split `dev` of the recipe's test sets."""
-    sets = [one.model_copy(update={"split": "dev"}) for one in recipe.evaluation.mix]
-    return {"evaluation.mix": [one.model_dump(mode="json") for one in sets]}
+    sets = [test_set.model_copy(update={"split": "dev"}) for test_set in recipe.evaluation.mix]
+    return {"evaluation.mix": [test_set.model_dump(mode="json") for test_set in sets]}
 
 
 def predictions(

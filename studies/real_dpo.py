@@ -46,9 +46,9 @@ def real_dpo(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     make_start(runner)
     runner.run_stage("annotate")
-    beside = list(baselines(runner))
-    for done in evaluate_arms(runner, arms(DPO, SFT), TEST):
-        write_report(runner, "real-dpo", [*beside, *done], CLAIMS, STRATA)
+    references = list(baselines(runner))
+    for results in evaluate_arms(runner, arms(DPO, SFT), TEST):
+        write_report(runner, "real-dpo", [*references, *results], CLAIMS, STRATA)
 
 
 def baselines(runner: StudyRunner) -> Iterator[EvaluatedArm]:
@@ -58,9 +58,9 @@ def baselines(runner: StudyRunner) -> Iterator[EvaluatedArm]:
         "evaluation.policies": {"base": "packaged"},
         "evaluation.baselines": list(BASELINES),
     }
-    asked = runner.run_stage("eval", settings=settings)
+    evaluated = runner.run_stage("eval", settings=settings)
     for name in ("base", *BASELINES):
-        yield EvaluatedArm(Arm(name), {0: predictions_of(runner, name, asked, settings)})
+        yield EvaluatedArm(Arm(name), {0: predictions_of(runner, name, evaluated, settings)})
 
 
 STUDY = Study(real_dpo)

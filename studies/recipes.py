@@ -74,47 +74,49 @@ STRATA = (
 
 def recipes(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    done: list[EvaluatedArm] = []
-    for one in tried(runner):
-        done.append(one)
-        write_report(runner, "recipes", done, CLAIMS, STRATA)
+    results: list[EvaluatedArm] = []
+    for result in evaluated_arms(runner):
+        results.append(result)
+        write_report(runner, "recipes", results, CLAIMS, STRATA)
 
 
-def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
+def evaluated_arms(runner: StudyRunner) -> Iterator[EvaluatedArm]:
     """Yields every arm, the cheap ones first."""
-    found = []
+    results = []
     for arm in (Arm(START), BASELINE_ARM, *VARIATIONS):
-        found.append(asked(runner, arm))
-        yield found[-1]
+        results.append(evaluate_on_dev(runner, arm))
+        yield results[-1]
     if not runner.context.dry_run:
         run = existing_run(runner.context.run)
         draw_fresh_rollouts(runner, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
-    found.append(asked(runner, CONFIRMED))
-    yield found[-1]
-    yield second_round(runner, max(found[1:], key=dev_em).arm)
+    results.append(evaluate_on_dev(runner, CONFIRMED))
+    yield results[-1]
+    yield second_round(runner, max(results[1:], key=dev_em).arm)
 
 
-def asked(runner: StudyRunner, arm: Arm) -> EvaluatedArm:
+def evaluate_on_dev(runner: StudyRunner, arm: Arm) -> EvaluatedArm:
     """Evaluates an arm with all seeds."""
-    *_, (done,) = evaluate_arms(runner, (arm,), DEV)
-    return done
+    *_, (result,) = evaluate_arms(runner, (arm,), DEV)
+    return result
 
 
-def dev_em(done: EvaluatedArm) -> float:
+def dev_em(result: EvaluatedArm) -> float:
     """Returns the mean EM over seeds; −1 in a dry run, which evaluates nothing."""
-    em = known_mean(row.em for rows in done.predictions.values() for row in rows)
+    em = known_mean(row.em for rows in result.predictions.values() for row in rows)
     return -1.0 if em is None else em
 
 
 def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:
     """Evaluates the recipe on new trees, grown by an arm's policy of the first seed."""
     folder, _ = train_arm(runner, best, runner.seeds[0])
-    own = with_sibling_run(runner, f"{SECOND_ROUND}-{best.name}-{runner.seeds[0]}")
+    round_runner = with_sibling_run(runner, f"{SECOND_ROUND}-{best.name}-{runner.seeds[0]}")
     if not runner.context.dry_run:
         grown_by = {"policy.model": folder, "policy.weights": None}
-        own = replace(own, context=replace(own.context, recipe=runner.recipe_with(grown_by)))
-    own.run_stage("annotate")
-    return asked(own, replace(BASELINE_ARM, name=SECOND_ROUND))
+        round_runner = replace(
+            round_runner, context=replace(round_runner.context, recipe=runner.recipe_with(grown_by))
+        )
+    round_runner.run_stage("annotate")
+    return evaluate_on_dev(round_runner, replace(BASELINE_ARM, name=SECOND_ROUND))
 
 
 STUDY = Study(recipes, seeds=(0,), of_existing_run=True)

@@ -17,8 +17,8 @@ from .arms import START, Arm, EvaluatedArm, evaluate_arms, tree_totals
 from .fresh_rollouts import draw_fresh_rollouts
 from .study_tables import Claim, write_report
 
-ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
-JUDGED = 100
+EVALUATION = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
+JUDGED_PAIRS = 100
 """Pairs per kind of search whose order is checked with fresh rollouts."""
 
 
@@ -36,12 +36,12 @@ def search(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     kinds = []
     for name in ("tree", "chains"):
-        own = with_sibling_run(runner, name)
-        own.run_stage("annotate", settings={"mcts.kind": name})
+        kind_runner = with_sibling_run(runner, name)
+        kind_runner.run_stage("annotate", settings={"mcts.kind": name})
         dpo = Arm(f"dpo-{name}", "train-dpo")
-        for done in evaluate_arms(own, (Arm(START), dpo), ASKED):
-            start, trained = done
-        kinds.append(Kind(name, own, trained, start))
+        for results in evaluate_arms(kind_runner, (Arm(START), dpo), EVALUATION):
+            start, trained = results
+        kinds.append(Kind(name, kind_runner, trained, start))
     if runner.context.dry_run:
         return
     sheet = Sheet("Searches", HEAD, tuple(_row(kind) for kind in kinds))
@@ -63,9 +63,9 @@ HEAD = (
 def _row(kind: Kind) -> tuple[str, ...]:
     run = existing_run(kind.runner.context.run)
     pairs = pairs_of(run, "pairs")
-    sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
+    sample = sample_pairs(pairs, JUDGED_PAIRS, run.recipe.seed)
     rolled = draw_fresh_rollouts(kind.runner, run, sample)
-    found = survival_table(sample, rolled.fresh, run.recipe.scheme.rollout_value)
+    survival = survival_table(sample, rolled.fresh, run.recipe.scheme.rollout_value)
     questions = len(question_ids(run.folder, "trees"))
     tokens = tree_totals(kind.runner).output_tokens
     return (
@@ -74,7 +74,7 @@ def _row(kind: Kind) -> tuple[str, ...]:
         number(tokens / max(questions, 1), 0),
         str(len(pairs)),
         str(len({pair.question_id for pair in pairs})),
-        *_survival_cells(found[0] if found else None),
+        *_survival_cells(survival[0] if survival else None),
     )
 
 
@@ -82,8 +82,8 @@ def _survival_cells(row: SurvivalRow | None) -> tuple[str, ...]:
     if row is None:
         return ("0", NONE, NONE, NONE)
     low, high = (percent(bound) for bound in row.kept_interval)
-    kept = f"{percent(row.kept)} [{low}, {high}]"
-    return (str(row.pairs), kept, percent(row.reversed), percent(row.tied))
+    kept_share = f"{percent(row.kept)} [{low}, {high}]"
+    return (str(row.pairs), kept_share, percent(row.reversed), percent(row.tied))
 
 
 STUDY = Study(search)

@@ -7,16 +7,15 @@ Trees and rollouts are of the same questions. An arm on rollouts draws as many b
 about as many tokens as the trees, by the estimate of `supervision-rates`; the table of costs gives
 the tokens that each arm really generated.
 
-Every seed is a replication: it has 100 atlas questions of its own (they depend on the seed), and
-trees of its own. Every policy answers the same 600 test questions once, greedily. Learning rates
-and numbers of batches are those that the study `supervision-rates` finds on `dev`. Primary
-comparisons are process DPO against GRPO and against both kinds of SFT. A difference counts as shown
-if its interval excludes 0 and Holm's p is below 0.05.
+Every seed is a replication. It draws 100 atlas questions and grows trees on them. Every policy
+answers the same 600 test questions once, greedily. Learning rates and numbers of batches are those
+that the study `supervision-rates` finds on `dev`. Primary comparisons are process DPO against GRPO
+and against both kinds of SFT. A difference counts as shown if its interval excludes 0 and Holm's p
+is below 0.05.
 
-Every arm on rollouts has a run folder, so that no rollout of another arm is replayed and its costs
-are its own. KL is what each trainer measures: of the pairs' steps in nats per step (DPO), of tokens
-in nats per token (GRPO). `tree-grpo` goes through the trees with spread more than once if fewer
-than 100 have any.
+Every arm on rollouts has a run folder, so it never replays another arm's rollouts, and its costs
+are separate. KL is what each trainer measures: nats per step over the pairs (DPO), nats per token
+(GRPO). `tree-grpo` repeats the trees with spread if fewer than 100 have any.
 
 Seeds and arms can run on several machines (`--seeds 1 --arms warm-start dpo`); `python -m
 benchmarks.pooled_answers` joins their tables.
@@ -110,41 +109,41 @@ class Cost:
 
 def supervision(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    done = [EvaluatedArm(arm) for arm in ARMS if runner.wants(arm.name)]
-    searching = any(one.arm in SEARCHING for one in done)
+    results = [EvaluatedArm(arm) for arm in ARMS if runner.wants(arm.name)]
+    searching = any(result.arm in SEARCHING for result in results)
     search_r1 = search_r1_start(runner) if searching else runner
     costs: list[Cost] = []
     for seed in runner.seeds:
-        own = replication(runner, seed)
-        grows = any(one.arm in ON_TREES for one in done)
+        seed_runner = replication(runner, seed)
+        grows = any(result.arm in ON_TREES for result in results)
         if grows:
-            own.run_stage("annotate")
-        for one in done:
-            if one.arm.trainer:
-                asked = trained_in(own, one.arm, search_r1)
-                run_arm(asked, one, seed, TEST)
+            seed_runner.run_stage("annotate")
+        for result in results:
+            if result.arm.trainer:
+                arm_runner = training_runner(seed_runner, result.arm, search_r1)
+                run_arm(arm_runner, result, seed, TEST)
                 if not runner.context.dry_run:
-                    costs.append(cost_of(asked, one, seed))
-            elif not one.predictions:
-                run_arm(search_r1 if one.arm in SEARCHING else runner, one, seed, TEST)
-        report(runner, done, costs)
+                    costs.append(cost_of(arm_runner, result, seed))
+            elif not result.predictions:
+                run_arm(search_r1 if result.arm in SEARCHING else runner, result, seed, TEST)
+        report(runner, results, costs)
 
 
 def replication(runner: StudyRunner, seed: int) -> StudyRunner:
     """Returns a runner with a seed's own questions and run folder."""
-    own = with_sibling_run(runner, str(seed))
+    seed_runner = with_sibling_run(runner, str(seed))
     if runner.context.dry_run:
-        return own
+        return seed_runner
     recipe = runner.recipe_with({"seed": seed})
-    return replace(own, context=replace(own.context, recipe=recipe))
+    return replace(seed_runner, context=replace(seed_runner.context, recipe=recipe))
 
 
 def search_r1_start(runner: StudyRunner) -> StudyRunner:
     """Returns a runner in Search-R1's protocol, after its warm start."""
-    own = with_sibling_run(runner, SEARCH_R1)
-    own = in_search_r1(own, own.context.run)
-    own.run_stage("warm-start")
-    return own
+    search_r1 = with_sibling_run(runner, SEARCH_R1)
+    search_r1 = in_search_r1(search_r1, search_r1.context.run)
+    search_r1.run_stage("warm-start")
+    return search_r1
 
 
 def in_search_r1(runner: StudyRunner, start: Path) -> StudyRunner:
@@ -171,37 +170,40 @@ def in_search_r1(runner: StudyRunner, start: Path) -> StudyRunner:
     return replace(runner, context=replace(runner.context, recipe=recipe))
 
 
-def trained_in(own: StudyRunner, arm: Arm, search_r1: StudyRunner) -> StudyRunner:
+def training_runner(runner: StudyRunner, arm: Arm, search_r1: StudyRunner) -> StudyRunner:
     """Returns the runner that trains an arm: with a folder of its own if it draws rollouts."""
     if arm in ON_TREES:
-        return own
-    alone = with_sibling_run(own, arm.name)
+        return runner
+    alone = with_sibling_run(runner, arm.name)
     searches = arm.name.startswith(SEARCH_R1)
     return in_search_r1(alone, search_r1.context.run) if searches else alone
 
 
-def cost_of(own: StudyRunner, done: EvaluatedArm, seed: int) -> Cost:
+def cost_of(runner: StudyRunner, result: EvaluatedArm, seed: int) -> Cost:
     """Returns what the arm's trees, or its rollouts, and its last training took."""
-    curve = read_metrics(Path(done.trainings[-1]["model"]))
-    assert done.arm.trainer is not None, "the start costs nothing"
-    seconds = cpu_seconds(own, done.arm.trainer, f"{done.arm.name}-{seed}")
-    rollouts = done.arm.trainer == "train-grpo"
+    curve = read_metrics(Path(result.trainings[-1]["model"]))
+    assert result.arm.trainer is not None, "the start costs nothing"
+    seconds = cpu_seconds(runner, result.arm.trainer, f"{result.arm.name}-{seed}")
+    rollouts = result.arm.trainer == "train-grpo"
     trained = (
         sum(line["trained_tokens"] for line in curve) if rollouts else curve[-1].get("tokens", 0)
     )
     calls: float
     generated: float
-    if done.arm in ON_TREES:
-        trees = tree_totals(own)
+    if result.arm in ON_TREES:
+        trees = tree_totals(runner)
         calls, generated = trees.calls, trees.output_tokens
-        seconds += cpu_seconds(own, "annotate")
+        seconds += cpu_seconds(runner, "annotate")
     else:
-        calls, generated = drawn(curve, "calls"), drawn(curve, "policy_tokens")
-    em = known_mean(row.em for row in done.predictions[seed]) or 0.0
-    return Cost(done.arm.name, seed, 100 * em, calls, generated, trained, seconds / 3600)
+        calls, generated = (
+            sum_over_rollouts(curve, "calls"),
+            sum_over_rollouts(curve, "policy_tokens"),
+        )
+    em = known_mean(row.em for row in result.predictions[seed]) or 0.0
+    return Cost(result.arm.name, seed, 100 * em, calls, generated, trained, seconds / 3600)
 
 
-def drawn(curve: Iterable[Mapping[str, float]], key: str) -> float:
+def sum_over_rollouts(curve: Iterable[Mapping[str, float]], key: str) -> float:
     """Returns the sum over all rollouts of a training of a mean per rollout, such as `calls`."""
     return sum(line.get("rollouts", 0.0) * line.get(key, 0.0) for line in curve)
 
@@ -209,24 +211,24 @@ def drawn(curve: Iterable[Mapping[str, float]], key: str) -> float:
 def cpu_seconds(runner: StudyRunner, stage: str, name: str = "") -> float:
     """Returns the CPU seconds of all attempts at a stage of a run; NaN if the study was killed."""
     start = shlex.join(("branchwise", stage, "--run", str(runner.context.run))) + " "
-    named = f"--name {name} " if name else ""
+    name_option = f"--name {name} " if name else ""
     events = [
-        one
-        for one in runner.journal.events()
-        if one.command.startswith(start) and named in f"{one.command} "
+        event
+        for event in runner.journal.events()
+        if event.command.startswith(start) and name_option in f"{event.command} "
     ]
-    started = sum(one.event == "started" for one in events)
+    started = sum(event.event == "started" for event in events)
     killed = started > len(events) - started  # so nobody noted the CPU time of that attempt
-    return math.nan if killed else sum(one.cpu_seconds for one in events)
+    return math.nan if killed else sum(event.cpu_seconds for event in events)
 
 
-def report(runner: StudyRunner, done: Sequence[EvaluatedArm], costs: Sequence[Cost]) -> None:
+def report(runner: StudyRunner, results: Sequence[EvaluatedArm], costs: Sequence[Cost]) -> None:
     """Writes the tables, and plots EM against generated tokens and CPU hours."""
     if runner.context.dry_run:
         return
     plot_costs(costs, runner.folder / f"{NAME}-costs.svg")
     by_seed, means = cost_sheet("Costs by seed", costs), cost_sheet(MEANS, mean_costs(costs))
-    write_report(runner, NAME, done, CLAIMS, more=[by_seed, means])
+    write_report(runner, NAME, results, CLAIMS, more=[by_seed, means])
 
 
 def cost_sheet(title: str, costs: Iterable[Cost]) -> Sheet:
@@ -235,7 +237,7 @@ def cost_sheet(title: str, costs: Iterable[Cost]) -> Sheet:
         (cost.arm, str(cost.seed), *(f"{value:.2f}" for value in astuple(cost)[2:]))
         for cost in costs
     )
-    return Sheet(title, tuple(one.name for one in fields(Cost)), rows)
+    return Sheet(title, tuple(column.name for column in fields(Cost)), rows)
 
 
 def read_costs(path: Path) -> list[Cost]:
@@ -249,12 +251,13 @@ def read_costs(path: Path) -> list[Cost]:
 
 def mean_costs(costs: Sequence[Cost]) -> list[Cost]:
     """Returns one cost per arm, the mean of its known costs; `seed` is the number of seeds."""
-    found = []
+    means = []
     for arm in dict.fromkeys(cost.arm for cost in costs):
-        own = [astuple(cost)[2:] for cost in costs if cost.arm == arm]
-        known = ([v for v in column if not math.isnan(v)] for column in zip(*own, strict=True))
-        found.append(Cost(arm, len(own), *(fmean(values or [math.nan]) for values in known)))
-    return found
+        costs_of_arm = [astuple(cost)[2:] for cost in costs if cost.arm == arm]
+        columns = zip(*costs_of_arm, strict=True)
+        known = ([value for value in column if not math.isnan(value)] for column in columns)
+        means.append(Cost(arm, len(costs_of_arm), *(fmean(v or [math.nan]) for v in known)))
+    return means
 
 
 def plot_costs(costs: Sequence[Cost], path: Path) -> None:

@@ -1,7 +1,7 @@
 """`make study STUDY=supervision-rates`: learning rates and budgets of the study `supervision`.
 
 Every kind of arm is trained with the same learning rates, on questions and trees of a seed that
-`supervision` does not use, and answers 200 questions of `dev`. The table also tells how many
+`supervision` does not use, and answers 200 questions of `dev`. The table also shows how many
 batches of an arm's rollouts generate as many tokens as the trees. `--arms` with arms on rollouts
 alone grows no trees, and leaves this column empty.
 """
@@ -22,10 +22,10 @@ from .supervision import (
     ON_TREES,
     ONE_PASS,
     SEARCHING,
-    drawn,
     replication,
     search_r1_start,
-    trained_in,
+    sum_over_rollouts,
+    training_runner,
 )
 
 NAME = "supervision-rates"
@@ -44,50 +44,50 @@ KINDS = (
 def supervision_rates(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     seed = runner.seeds[0]
-    own = replication(runner, seed)
+    seed_runner = replication(runner, seed)
     kinds = [kind for kind in KINDS if runner.wants(kind.name)]
     grows = any(kind in ON_TREES for kind in kinds)
     if grows:
-        own.run_stage("annotate")
+        seed_runner.run_stage("annotate")
     start = EvaluatedArm(Arm(START))
-    run_arm(own, start, seed, DEV)
-    done = [start]
+    run_arm(seed_runner, start, seed, DEV)
+    results = [start]
     search_r1 = search_r1_start(runner) if KINDS[-1] in kinds else runner
     for kind in kinds:
         for rate in RATES:
             training = {**kind.training, "lr": rate}
-            asked = trained_in(own, kind, search_r1)
-            if asked is not own:  # rollouts of the other rate would be replayed
-                asked = with_sibling_run(asked, f"{rate:g}")
-            done.append(
+            arm_runner = training_runner(seed_runner, kind, search_r1)
+            if arm_runner is not seed_runner:  # rollouts of the other rate would be replayed
+                arm_runner = with_sibling_run(arm_runner, f"{rate:g}")
+            results.append(
                 EvaluatedArm(replace(kind, name=f"{kind.name}-{rate:g}", training=training))
             )
-            run_arm(asked, done[-1], seed, DEV)
-            report(runner, done, own if grows else None)
+            run_arm(arm_runner, results[-1], seed, DEV)
+            report(runner, results, seed_runner if grows else None)
 
 
-def report(runner: StudyRunner, done: Sequence[EvaluatedArm], grown: StudyRunner | None) -> None:
+def report(runner: StudyRunner, results: Sequence[EvaluatedArm], grown: StudyRunner | None) -> None:
     """Writes the table of all trials; `grown` has the trees, if any were grown."""
     if runner.context.dry_run:
         return
     trees = tree_totals(grown) if grown else None
     rows = []
-    for one in done:
-        asked = [row for rows in one.predictions.values() for row in rows]
-        em, f1 = (known_mean(getattr(row, name) for row in asked) for name in ("em", "f1"))
-        batches = number(batches_of(one, trees) if trees else None, 1)
-        rows.append((one.arm.name, percent(em), percent(f1), batches))
+    for result in results:
+        scored = [row for rows in result.predictions.values() for row in rows]
+        em, f1 = (known_mean(getattr(row, name) for row in scored) for name in ("em", "f1"))
+        batches = number(batches_of(result, trees) if trees else None, 1)
+        rows.append((result.arm.name, percent(em), percent(f1), batches))
     head = ("arm and learning rate", "EM", "F1", "batches with the tokens of the trees")
     write_sheets(runner, NAME, [Sheet("Trials on dev (per cent)", head, tuple(rows))])
 
 
-def batches_of(done: EvaluatedArm, trees: Totals) -> float | None:
+def batches_of(result: EvaluatedArm, trees: Totals) -> float | None:
     """Returns the number of batches whose rollouts generate as many tokens as the trees.
 
     Rollouts are taken to be as long as in this arm's training; None if it drew none.
     """
-    curves = [read_metrics(Path(totals["model"])) for totals in done.trainings if totals]
-    tokens = sum(drawn(curve, "policy_tokens") for curve in curves)
+    curves = [read_metrics(Path(totals["model"])) for totals in result.trainings if totals]
+    tokens = sum(sum_over_rollouts(curve, "policy_tokens") for curve in curves)
     return trees.output_tokens * sum(map(len, curves)) / tokens if tokens else None
 
 

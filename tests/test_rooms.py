@@ -82,24 +82,65 @@ FAULTY = {
 }
 
 
+def run_check(check: str, checkout: Path, files: dict[str, str]) -> tuple[int, list[str]]:
+    """Runs a script of `.ci/` on a new checkout with these files; returns its status and lines."""
+    for name, text in files.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text)
+    subprocess.run(["git", "init", "--quiet", str(checkout)], check=True)
+    subprocess.run(["git", "-C", str(checkout), "add", "."], check=True)
+    (checkout / ".ci").mkdir()
+    script = checkout / ".ci" / check
+    script.write_text((REPOSITORY / ".ci" / check).read_text())
+    process = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    return process.returncode, process.stdout.splitlines()
+
+
 @pytest.mark.parametrize("line", FAULTY)
 def test_the_import_check_finds(line: str, tmp_path: Path) -> None:
-    for room in ("agent", "rewards", "mcts"):
-        (tmp_path / "branchwise" / room).mkdir(parents=True)
-        (tmp_path / "branchwise" / room / "__init__.py").touch()
-    (tmp_path / "branchwise" / "agent" / "faulty.py").write_text("\n" + line)
-    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
-    (tmp_path / ".ci").mkdir()
-    check = (REPOSITORY / ".ci" / "check_imports.py").read_text()
-    (tmp_path / ".ci" / "check_imports.py").write_text(check)
-    ended = subprocess.run(
-        [sys.executable, str(tmp_path / ".ci" / "check_imports.py")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 1
-    assert ended.stdout.startswith("branchwise/agent/faulty.py:2: ")
-    assert FAULTY[line] in ended.stdout
+    files = {f"branchwise/{room}/__init__.py": "" for room in ("agent", "rewards", "mcts")}
+    files["branchwise/agent/faulty.py"] = "\n" + line
+    status, lines = run_check("check_imports.py", tmp_path, files)
+    assert status == 1
+    assert lines[0].startswith("branchwise/agent/faulty.py:2: ")
+    assert FAULTY[line] in lines[0]
+
+
+VAGUE = {
+    "found = 1\n": "found",
+    "for one in (): ...\n": "one",
+    "def count(asked): ...\n": "asked",
+    "class Policy:\n    own: int\n": "own",
+    "with open(0) as stuff: ...\n": "stuff",
+    "try: ...\nexcept OSError as what: ...\n": "what",
+    "[done_ for done_ in ()]\n": "done_",
+    "match 1:\n    case tmp: ...\n": "tmp",
+    "self.told = 1\n": "told",
+}
+
+
+@pytest.mark.parametrize("code", VAGUE)
+def test_the_name_check_finds(code: str, tmp_path: Path) -> None:
+    files = {"mcts/faulty.py": code, "branchwise/runs/clear.py": "hits = 1\n"}
+    status, lines = run_check("check_names.py", tmp_path, files)
+    assert status == 1
+    assert lines[0] == "mcts: 1 of 1 names are vague"
+    assert lines[1].startswith("mcts/faulty.py:")
+    assert lines[1].endswith(f": {VAGUE[code]}")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(("names", "status"), [(99, 1), (100, 0)])
+def test_a_room_may_have_one_vague_name_in_a_hundred(
+    names: int, status: int, tmp_path: Path
+) -> None:
+    clear = "".join(f"hit_{number} = 1\n" for number in range(names - 1))
+    files = {"branchwise/runs/rows.py": clear, "branchwise/runs/row.py": "one = 1\n"}
+    # Neither tests nor the names of other rooms count.
+    files |= {"tests/test_rows.py": "one = 1\n", "mcts/clear.py": "hits = 1\n"}
+    assert run_check("check_names.py", tmp_path, files)[0] == status
 
 
 def test_the_folders_of_a_clone_are_real_and_tracked(tmp_path: Path) -> None:

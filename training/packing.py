@@ -138,7 +138,7 @@ def step_logps(trainer: Any, rows: Iterable[StepTokens]) -> dict[StepTokens, flo
     """Returns the log-probability of each step after its prompt: nats, summed over its tokens.
 
     Args:
-        trainer: Trainer whose model has TRL's fused output layer; its attribute `packed` tells
+        trainer: Trainer whose model has TRL's fused output layer; its attribute `packed` shows
             whether the model reads packed batches.
         rows: Steps; equal ones are computed once.
     """

@@ -1,6 +1,6 @@
 """transformers' `Trainer` on single steps, side by side or packed.
 
-transformers takes seconds to import, so this module is imported where a training begins.
+transformers takes seconds to import, so this module is imported when a training begins.
 """
 
 from collections.abc import Sequence

@@ -124,17 +124,17 @@ def compare(
     rows: list[PolicyRow] = []
     differences: list[Difference] = []
     for stratum, is_in in _strata([row for of_policy in scored.values() for row in of_policy]):
-        here = {name: list(filter(is_in, of_policy)) for name, of_policy in scored.items()}
+        group = {name: list(filter(is_in, of_policy)) for name, of_policy in scored.items()}
         rows += [
             _row(name, stratum, of_policy, is_reference=name in references)
-            for name, of_policy in here.items()
+            for name, of_policy in group.items()
             if of_policy
         ]
-        for base, name in _compared(here, references):
-            if stratum == EVERYTHING or (base == first and len(here[base]) >= FEWEST):
+        for base, name in _compared(group, references):
+            if stratum == EVERYTHING or (base == first and len(group[base]) >= FEWEST):
                 differences += [
                     Difference(name, base, stratum, metric, interval)
-                    for metric, interval in _intervals(here[base], here[name], resamples, seed)
+                    for metric, interval in _intervals(group[base], group[name], resamples, seed)
                 ]
     return PolicyComparison(tuple(rows), tuple(differences))
 
@@ -183,12 +183,12 @@ def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: b
         failed=len(scored) - len(answered),
         answerable=len(scored) - unanswerable,
         means={
-            **{name: _mean(known) for name, known in values.items()},
+            **{name: _mean(numbers) for name, numbers in values.items()},
             "invalid": _mean([not p.format_ok for p in answered]),
             "refusal_precision": rightly / len(refused) if unanswerable and refused else None,
             "refusal_recall": rightly / unanswerable if unanswerable else None,
         },
-        counts={name: len(known) for name, known in values.items()},
+        counts={name: len(numbers) for name, numbers in values.items()},
         broken={rule: count / len(ruled) for rule, count in broken.most_common()},
     )
 
@@ -202,17 +202,17 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _intervals(
-    base: Sequence[Scored], other: Sequence[Scored], resamples: int, seed: int
+    base: Sequence[Scored], policy: Sequence[Scored], resamples: int, seed: int
 ) -> Iterator[tuple[Metric, Interval]]:
     """Yields the difference in each metric; nothing if no answerable question is shared."""
     by_item = {_item(row): row for row in base}
-    shared = [(by_item[_item(row)], row) for row in other if _item(row) in by_item]
+    shared = [(by_item[_item(row)], row) for row in policy if _item(row) in by_item]
     for metric in METRICS:
         scores = [(getattr(b, metric), getattr(o, metric)) for b, o in shared]
-        known = [(b, o) for b, o in scores if b is not None and o is not None]
-        if known:
+        score_pairs = [(b, o) for b, o in scores if b is not None and o is not None]
+        if score_pairs:
             # As the tables store them: scores that are read back must equal those just made.
-            before, after = np.array(known, dtype=np.float32).astype(float).T
+            before, after = np.array(score_pairs, dtype=np.float32).astype(float).T
             yield metric, crossed_bootstrap(before, after, resamples=resamples, seed=seed)
 
 

@@ -186,5 +186,5 @@ def _outcomes(tree: Iterable[TreeNode]) -> Iterator[float]:
             yield node.f1 or 0.0
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, total: int) -> float | None:
+    return part / total if total else None

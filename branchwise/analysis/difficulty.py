@@ -51,15 +51,15 @@ def draw_stages(
         buckets[f"{row.source}/{row.label}"].append(row)
     shares = _shares(stages, {name: len(bucket) for name, bucket in buckets.items()})
     # Round the sums, not the parts: that never draws more questions than the bucket has.
-    wanted: dict[str, Fraction] = defaultdict(Fraction)
-    drawn: dict[str, dict[str, list[Difficulty]]] = {}
+    ends: dict[str, Fraction] = defaultdict(Fraction)
+    drawn_stages: dict[str, dict[str, list[Difficulty]]] = {}
     for stage, numbers in stages.items():
-        drawn[stage] = {}
+        drawn_stages[stage] = {}
         for name, number in numbers.items():
-            begin = _rounded(wanted[name])
-            wanted[name] += shares[stage] * number
-            drawn[stage][name] = buckets[name][begin : _rounded(wanted[name])]
-    return drawn
+            begin = _rounded(ends[name])
+            ends[name] += shares[stage] * number
+            drawn_stages[stage][name] = buckets[name][begin : _rounded(ends[name])]
+    return drawn_stages
 
 
 def _rounded(number: Fraction) -> int:
@@ -67,21 +67,24 @@ def _rounded(number: Fraction) -> int:
     return math.floor(number + Fraction(1, 2))
 
 
-def _shares(stages: Stages, there: Mapping[str, int]) -> dict[str, Fraction]:
+def _shares(stages: Stages, sizes: Mapping[str, int]) -> dict[str, Fraction]:
     """Returns the share of its questions that each stage gets, at most 1.
 
     All shares grow equally until a bucket is empty; the stages that use it then stop growing.
     """
-    left = {name: Fraction(there.get(name, 0)) for wanted in stages.values() for name in wanted}
+    remaining = {
+        name: Fraction(sizes.get(name, 0)) for numbers in stages.values() for name in numbers
+    }
     growing, shares = dict(stages), dict[str, Fraction]()
     while growing:
-        total = sum((Counter(wanted) for wanted in growing.values()), Counter[str]())
-        share = min(Fraction(1), *(left[name] / number for name, number in total.items()))
-        empty = {name for name, number in total.items() if left[name] == share * number}
-        for stage, wanted in stages.items():
-            if stage in growing and (share == 1 or empty & wanted.keys()):
+        total = sum((Counter(numbers) for numbers in growing.values()), Counter[str]())
+        # The largest equal share at which no bucket is overdrawn by the stages that still grow.
+        share = min(Fraction(1), *(remaining[name] / number for name, number in total.items()))
+        empty = {name for name, number in total.items() if remaining[name] == share * number}
+        for stage, numbers in stages.items():
+            if stage in growing and (share == 1 or empty & numbers.keys()):
                 shares[stage] = share
                 del growing[stage]
-                for name, number in wanted.items():
-                    left[name] -= share * number
+                for name, number in numbers.items():
+                    remaining[name] -= share * number
     return shares

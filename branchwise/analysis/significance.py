@@ -39,18 +39,18 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether 0 is outside, and enough pairs differ for resampling to tell."""
+        """Whether 0 is outside, and enough pairs differ for resampling to be reliable."""
         return self.differing >= FEWEST_DIFFERING and (self.low > 0 or self.high < 0)
 
 
 def crossed_bootstrap(
     baseline: ArrayLike,
-    other: ArrayLike,
+    candidate: ArrayLike,
     *,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Returns the mean of `other` − `baseline` over questions × seeds, with an interval over both.
+    """Returns the mean of `candidate` − `baseline` over questions × seeds, and its interval.
 
     Questions and seeds are drawn with replacement independently of each other, and a sample is
     every drawn question under every drawn seed (Owen 2007, "The pigeonhole bootstrap"). All
@@ -66,50 +66,50 @@ def crossed_bootstrap(
         baseline: Scores of shape (questions, seeds); column j of both arms belongs to one training
             seed. An arm without seeds has shape (questions, 1) or (questions,), and is compared
             with every seed.
-        other: Scores of the same questions in the same order.
+        candidate: Scores of the same questions in the same order.
 
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
     """
-    difference = _paired_difference(baseline, other)
+    difference = _paired_difference(baseline, candidate)
     means = _crossed_means([difference], resamples, np.random.default_rng(to_uint32(seed)))
     return _interval(float(difference.mean()), means[:, 0], difference)
 
 
 def relative_saving(
     baseline: ArrayLike,
-    other: ArrayLike,
+    candidate: ArrayLike,
     *,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Returns 1 − mean(other) / mean(baseline) over questions × seeds, for counts such as searches.
+    """Returns 1 − mean(candidate) / mean(baseline) of counts such as searches, with its interval.
 
-    The interval is drawn as in `crossed_bootstrap`, with both means from the same questions and
-    seeds. A sample with a baseline of 0 has a saving of 0.
+    Means are over questions × seeds. The interval is drawn as in `crossed_bootstrap`, with both
+    means from the same questions and seeds. A sample with a baseline of 0 has a saving of 0.
 
     Args:
-        baseline, other: Counts ≥ 0, in the shapes of `crossed_bootstrap`.
+        baseline, candidate: Counts ≥ 0, in the shapes of `crossed_bootstrap`.
 
     Returns:
-        Saving of at most 1; negative if `other` counts more.
+        Saving of at most 1; negative if `candidate` counts more.
 
     Raises:
         ValueError: If the arms cannot be paired, a count is not a number, or the baseline's mean is
             0.
     """
-    shape = _paired_difference(baseline, other).shape
-    before, after = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
+    shape = _paired_difference(baseline, candidate).shape
+    before, after = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, candidate))
     if before.mean() <= 0:
         raise ValueError("the baseline's mean count is 0, so its saving is undefined")
     means = _crossed_means([before, after], resamples, np.random.default_rng(to_uint32(seed)))
-    whole, saved = means[:, 0], means[:, 0] - means[:, 1]
-    shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
+    base, saved = means[:, 0], means[:, 0] - means[:, 1]
+    shares = np.divide(saved, base, out=np.zeros_like(base), where=base > 0)
     return _interval(float(1 - after.mean() / before.mean()), shares, after - before)
 
 
 def permutation_p(
-    baseline: ArrayLike, other: ArrayLike, *, resamples: int = 10_000, seed: int = 0
+    baseline: ArrayLike, candidate: ArrayLike, *, resamples: int = 10_000, seed: int = 0
 ) -> float:
     """Returns the two-sided p-value of a paired permutation test, in (0, 1].
 
@@ -123,13 +123,15 @@ def permutation_p(
     Smyth 2010).
 
     Args:
-        baseline, other: Scores in the shapes of `crossed_bootstrap`; shape (questions,) is one
+        baseline, candidate: Scores in the shapes of `crossed_bootstrap`; shape (questions,) is one
             seed.
 
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
     """
-    by_question = _paired_difference(baseline, other).mean(axis=1)
+    # Average the seeds first: the answers to a question are one observation, however many seeds.
+    by_question = _paired_difference(baseline, candidate).mean(axis=1)
+    # A flip of 0 changes no sum, so equal questions only multiply all counts by the same factor.
     moved = by_question[by_question != 0]
     # Sums that are equal up to rounding are equally extreme.
     bound = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
@@ -157,7 +159,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p-values must be in [0, 1]: {list(p_values)}")
     adjusted = [0.0] * len(p_values)
-    reached = 0.0
+    reached = 0.0  # the largest value so far, because adjusted values must keep the order of p
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         reached = max(reached, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = reached
@@ -169,12 +171,12 @@ def _columns(scores: ArrayLike) -> np.ndarray:
     return columns.reshape(-1, 1) if columns.ndim == 1 else columns
 
 
-def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
-    """Returns `other` − `baseline`, shape (questions, seeds).
+def _paired_difference(baseline: ArrayLike, candidate: ArrayLike) -> np.ndarray:
+    """Returns `candidate` − `baseline`, shape (questions, seeds).
 
     A single column is compared with every column of the other arm.
     """
-    before, after = _columns(baseline), _columns(other)
+    before, after = _columns(baseline), _columns(candidate)
     columns = {before.shape[-1], after.shape[-1]} - {1}
     problem = f"cannot pair scores of shape {before.shape} with {after.shape}"
     if before.ndim != 2 or after.ndim != 2 or len(before) != len(after) or len(columns) > 1:
@@ -222,8 +224,8 @@ def _crossed_means(
     seeds = blocks[0].shape[1]
     spread = np.concatenate([_scale_seed_deviations(block) for block in blocks], axis=1)
     by_seed = _resampled_means(spread, resamples, rng).reshape(resamples, len(blocks), seeds)
-    drawn = rng.integers(0, seeds, size=(resamples, 1, seeds))
-    means: np.ndarray = np.take_along_axis(by_seed, drawn, axis=2).mean(axis=2)
+    seed_draws = rng.integers(0, seeds, size=(resamples, 1, seeds))
+    means: np.ndarray = np.take_along_axis(by_seed, seed_draws, axis=2).mean(axis=2)
     return means
 
 
@@ -246,6 +248,7 @@ def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generato
     Returns:
         Means of shape (resamples, columns).
     """
+    # In chunks, because a sample copies all rows: 10,000 of them at once would take gigabytes.
     n = len(values)
     rows = max(1, _CHUNK_DRAWS // values.size)
     chunks = [

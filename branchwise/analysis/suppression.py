@@ -94,7 +94,7 @@ def simulate_suppression(
         overlap: Cosine of any two sub-queries.
     """
     horizon = settings.horizon or max_steps
-    rewards = EpisodeRewards(settings, horizon, lambda query, others: overlap)
+    rewards = EpisodeRewards(settings, horizon, lambda query, earlier: overlap)
     compared = []
     for comparison, t in product(COMPARISONS, range(max_steps)):
         if t >= comparison.earliest and _fit(comparison, t, max_steps):

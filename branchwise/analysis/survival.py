@@ -75,14 +75,14 @@ def sample_pairs(pairs: Sequence[Pair], n: int, seed: int = 0) -> list[Pair]:
     their order. A larger sample of the same pairs contains every smaller one.
     """
 
-    def drawn(*parts: object) -> bytes:
+    def hash_of(*parts: object) -> bytes:
         return hashlib.blake2b("\x1f".join(map(str, (seed, *parts))).encode()).digest()
 
     by_question: dict[str, list[Pair]] = defaultdict(list)
-    for pair in sorted(pairs, key=lambda p: drawn(p.tree_id, p.chosen_node, p.rejected_node)):
+    for pair in sorted(pairs, key=lambda p: hash_of(p.tree_id, p.chosen_node, p.rejected_node)):
         by_question[pair.question_id].append(pair)
     ranked = [
-        (round_, drawn(question), pair)
+        (round_, hash_of(question), pair)
         for question, of_question in by_question.items()
         for round_, pair in enumerate(of_question)
     ]
@@ -144,48 +144,49 @@ def survival_table(
     pairs: Sequence[Pair],
     fresh: Fresh,
     worth: Worth,
-    by: str | Facet | None = None,
+    facet: str | Facet | None = None,
 ) -> list[SurvivalRow]:
     """Returns the survival of the pairs that were rolled out, one row per group.
 
     Args:
-        by: Name in `FACETS`, or the caller's own facet; None for one row of all pairs.
+        facet: Name in `FACETS`, or the caller's own facet; None for one row of all pairs.
     """
-    facet = FACETS[by] if isinstance(by, str) else by
+    group_of = FACETS[facet] if isinstance(facet, str) else facet
     groups: dict[str, list[tuple[Pair, float]]] = defaultdict(list)
     for pair in pairs:
         gap = fresh_gap(pair, fresh, worth)
         if gap is not None:
-            groups["all" if facet is None else facet(pair)].append((pair, gap))
+            groups["all" if group_of is None else group_of(pair)].append((pair, gap))
     return [_row(name, judged) for name, judged in sorted(groups.items())]
 
 
 def _row(group: str, judged: Sequence[tuple[Pair, float]]) -> SurvivalRow:
     counts: dict[str, Counter[OrderVerdict]] = defaultdict(Counter)
     gaps: dict[str, float] = defaultdict(float)
+    # Sums per question, because pairs of one tree share its luck and are not independent.
     for pair, gap in judged:
         counts[pair.question_id][_verdict(gap)] += 1
         gaps[pair.question_id] += gap
-    kept, reverse, tied = (
+    keeps, reversals, ties = (
         np.array([count[verdict] for count in counts.values()], dtype=float)
         for verdict in ("kept", "reversed", "tied")
     )
-    n, decided = len(judged), kept + reverse
+    n, decided = len(judged), keeps + reversals
     return SurvivalRow(
         group=group,
         pairs=n,
         questions=len(counts),
-        kept=float(kept.sum() / n),
-        reversed=float(reverse.sum() / n),
-        tied=float(tied.sum() / n),
-        kept_interval=_share_interval(kept, decided + tied),
-        decided=float(kept.sum() / decided.sum()) if decided.any() else None,
-        decided_interval=_share_interval(kept, decided) if decided.any() else None,
+        kept=float(keeps.sum() / n),
+        reversed=float(reversals.sum() / n),
+        tied=float(ties.sum() / n),
+        kept_interval=_share_interval(keeps, decided + ties),
+        decided=float(keeps.sum() / decided.sum()) if decided.any() else None,
+        decided_interval=_share_interval(keeps, decided) if decided.any() else None,
         luck=float(decided.sum() / n / 2),
         label_gap=fmean(pair.reward_gap for pair, _ in judged),
         fresh_gap=fmean(gap for _, gap in judged),
         fresh_gap_interval=_interval(
-            np.array([gaps[question] for question in counts]), decided + tied
+            np.array([gaps[question] for question in counts]), decided + ties
         ),
     )
 
@@ -211,7 +212,9 @@ def _interval(sums: np.ndarray, counts: np.ndarray) -> Bounds:
         sums: Sums per question, shape (questions,).
         counts: Counts per question above 0, shape (questions,).
     """
+    # A sample of n questions with replacement is a count per question. With the counts as weights,
+    # one matrix product gives all resampled sums.
     n = len(counts)
-    drawn = np.random.default_rng(to_uint32(0)).multinomial(n, [1 / n] * n, size=RESAMPLES)
-    low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
+    draws = np.random.default_rng(to_uint32(0)).multinomial(n, [1 / n] * n, size=RESAMPLES)
+    low, high = np.percentile((draws @ sums) / (draws @ counts), [2.5, 97.5])
     return float(low), float(high)

@@ -19,7 +19,7 @@ from branchwise.base import Sheet, number, percent, points
 from .comparison import EVERYTHING, Difference, PolicyComparison, PolicyRow
 from .significance import Interval
 
-_whole = partial(number, digits=0)
+_integer = partial(number, digits=0)
 _WIDTH, _NAME_WIDTH = 80, 12
 """Maximum width of a table, and of a column of names, which may be wrapped."""
 _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] = {
@@ -28,8 +28,8 @@ _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] =
         ("F1", "f1", percent),
         ("cover-EM", "cover_em", percent),
         ("judge", "judge", percent),
-        ("n", "n", _whole),
-        ("failed", "failed", _whole),
+        ("n", "n", _integer),
+        ("failed", "failed", _integer),
         ("recall", "supporting_recall", percent),
         ("invalid", "invalid", percent),
         ("forced", "forced", percent),
@@ -50,8 +50,8 @@ _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] =
         ("backtracks", "backtracks", number),
         ("corrections", "corrections", number),
         ("forged", "forged", number),
-        ("policy tokens", "output_tokens", _whole),
-        ("whole turn", "turn_tokens", _whole),
+        ("policy tokens", "output_tokens", _integer),
+        ("whole turn", "turn_tokens", _integer),
     ),
 }
 """Columns of each table: head, mean or attribute of `PolicyRow`, format."""
@@ -87,23 +87,23 @@ def render_markdown(comparison: PolicyComparison) -> str:
     return "\n".join(sheet.markdown() for sheet in _sheets(comparison))
 
 
-def interval(of: Interval) -> str:
+def interval(difference: Interval) -> str:
     """Returns mean and bounds in points, with a star if 0 is outside."""
-    star = " *" if of.excludes_zero else ""
-    return f"{points(of.mean)} [{points(of.low)}, {points(of.high)}]{star}"
+    star = " *" if difference.excludes_zero else ""
+    return f"{points(difference.mean)} [{points(difference.low)}, {points(difference.high)}]{star}"
 
 
 def _sheets(comparison: PolicyComparison, *, is_brief: bool = False) -> list[Sheet]:
     rows = comparison.rows
-    whole = [row for row in rows if row.stratum == EVERYTHING]
-    has_strata = not is_brief or len(whole) < len(rows)
+    overall = [row for row in rows if row.stratum == EVERYTHING]
+    has_strata = not is_brief or len(overall) < len(rows)
     sheets = [sheet for title in _TABLES for sheet in _policy_sheets(title, rows, has_strata)]
     protocols = [row.protocol or "" for row in rows]
     if len(set(protocols) - {""}) > 1:
         sheets[-1] = sheets[-1].with_column("protocol", protocols)
     if is_brief:
-        sheets[1:] = [replace(sheet, rows=sheet.rows[: len(whole)]) for sheet in sheets[1:]]
-    broken = [(row.policy, rule, percent(n)) for row in whole for rule, n in row.broken.items()]
+        sheets[1:] = [replace(sheet, rows=sheet.rows[: len(overall)]) for sheet in sheets[1:]]
+    broken = [(row.policy, rule, percent(n)) for row in overall for rule, n in row.broken.items()]
     if broken:
         head = ("policy", "broken rule", "replies")
         sheets.append(Sheet("Format (%)", head, tuple(broken), names=2))
@@ -156,6 +156,6 @@ def _difference_rows(differences: Sequence[Difference]) -> tuple[Cells, ...]:
         name = f"{d.policy} − {d.baseline}"
         intervals.setdefault((name, d.stratum), {})[d.metric] = d.interval
     return tuple(
-        (name, stratum, str(of["em"].n), interval(of["em"]), interval(of["f1"]))
-        for (name, stratum), of in intervals.items()
+        (name, stratum, str(metrics["em"].n), interval(metrics["em"]), interval(metrics["f1"]))
+        for (name, stratum), metrics in intervals.items()
     )

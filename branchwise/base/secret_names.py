@@ -35,7 +35,7 @@ def names_secret(name: str) -> bool:
 def looks_like_key(text: str) -> bool:
     """Returns whether a text contains `sk-`, `hf_abcdefg`, or 32 letters and digits mixed.
 
-    Names of variables such as HF_TOKEN and `hf_token` are no keys.
+    Names of variables such as HF_TOKEN and `hf_token` are not keys.
     """
     return _KEY.search(text) is not None
 

@@ -1,4 +1,4 @@
-"""Progress messages of a long loop, for logs and terminals alike."""
+"""Progress messages of a long loop, for logs and terminals."""
 
 import time
 from dataclasses import dataclass, field

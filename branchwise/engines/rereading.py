@@ -47,7 +47,7 @@ class RereadingEngine:
         if call is None:
             return await self.engine.sample(request)
         stored = completion_of(call)
-        if request.tokens or request.prefix:  # such replies are not told from reasoning
+        if request.tokens or request.prefix:  # such replies are not separated from reasoning
             return replace(stored, attempts=0)
         return read_again(stored, self._rule)
 

@@ -204,17 +204,17 @@ class ModelSettings(Settings):
         top_p: Probability mass of nucleus sampling.
         max_new_tokens: Token limit per completion; a step truncated by it is an invalid action.
         precision: Number format of weights in the embedded engine. `q8_0` is faster, but on a CPU
-            with VNNI a draw then depends slightly on the requests beside it.
+            with VNNI a draw then depends slightly on the other requests of its batch.
         dtype: Compute precision of vLLM; "auto" is float32 in its CPU build, otherwise its own
             choice.
         server_args: Extra arguments for the vLLM server, one per list item.
         server: Kind of an `openai` endpoint, for the form of requests (docs/endpoints.md); "auto"
             recognises vendors by the address.
         request: Further differences from OpenAI's requests, in addition to those of `server`.
-        thinking: Whether a model that can think before it replies does so. Trainings never let it.
-        reasoning: How a reply is told from the model's reasoning. `drop`: text in `<think>` and in
-            the fields for reasoning is not the reply. `reply`: as `drop`, but if a model ended its
-            turn with reasoning alone, the server misfiled the reply. `auto`: `reply` if the request
+        thinking: Whether a model that can think before it replies does so; always off in trainings.
+        reasoning: How reply and reasoning are separated. `drop`: text in `<think>` and in the
+            fields for reasoning is not the reply. `reply`: as `drop`, but if a model ended its turn
+            with reasoning alone, the server misfiled the reply. `auto`: `reply` if the request
             switches thinking off, else `drop`. `keep`: `<think>` is part of the reply.
         structured_output: Form in which an `openai` endpoint takes constraints: a server's own, or
             OpenAI's (`json_schema`); "auto" follows `server`, or detects it. Actions are only

@@ -1,4 +1,4 @@
-"""Answers a question set with a policy, and collects predictions and failures."""
+"""Runs a policy on a question set, and collects its scored predictions and failures."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -1,7 +1,7 @@
 """BM25 over titles and texts (Lucene's variant, k1 = 1.5, b = 0.75), through bm25s.
 
 bm25s weighs the terms and stores the index; ranking is ours, because its own returns passages
-that share no word with the query, orders ties by chance, and raises where k exceeds the corpus.
+that share no word with the query, orders ties by chance, and raises if k exceeds the corpus.
 """
 
 import re

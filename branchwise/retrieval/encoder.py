@@ -94,7 +94,7 @@ class Encoder:
     """Encodes queries and passages. The model loads at the first text.
 
     Attributes:
-        identity: what decides a vector, as text: the weights (a digest, or the hub's name),
+        identity: Text of everything that decides a vector: weights (a digest, or the hub's name),
             pooling, prefixes and normalisation.
     """
 
@@ -177,7 +177,7 @@ def _weights_identity(source: str) -> str:
 class QuerySimilarity:
     """The largest cosine of a query to others; each text is encoded once.
 
-    Texts are encoded one by one: what else is in its batch changes a vector's last bits, and
+    Texts are encoded one by one, because the rest of a batch changes a vector's last bits, and
     a search that meets ties would then grow another tree when a run is resumed.
 
     EVO-RAG measures the overlap of sub-queries with all-MiniLM-L6-v2 (section 3.2), which is the

@@ -158,8 +158,8 @@ def _passages(reply: Any) -> list[RetrievedPassage]:
 def _passage(hit: dict[str, Any], place: int) -> RetrievedPassage:
     """Returns a hit as a passage.
 
-    Search-R1's own BM25 server and its copies send no id: then it is a hash of the content. Some
-    send `title` and `text` beside `contents` or instead of it, or a document without a score.
+    Search-R1's own BM25 server and its copies send no id; a hash of the content replaces it. Some
+    send `title` and `text` with or instead of `contents`, or a document without a score.
     """
     document = hit.get("document", hit)
     if not {"text", "contents", "content"} & document.keys():

@@ -61,6 +61,8 @@ class Corpus:
                     place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
                 )
             return
+        # The first id of a content stays. Otherwise equal passages would take several of the places
+        # that a search returns.
         same = self.ids.setdefault((passage.title, passage.text), passage.id)
         if same == passage.id:
             self.passages.append(passage)
@@ -95,15 +97,15 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
             to 20 faults with file and line.
     """
     faults, corpus = Faults(), Corpus()
-    resolved = (existing(given, "data.corpus", faults, folder=True) for given in paths)
+    resolved = (existing(path, "data.corpus", faults, folder=True) for path in paths)
     files = [path for path in resolved if path is not None]
     for path in files:
         for place, passage in _read(path, passage_words, faults, corpus.counts):
             corpus.add(place, passage, faults)
     faults.raise_any()
     if not corpus.passages:
-        seen = "".join(f"; {event}: {count}" for event, count in corpus.counts.items())
-        raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{seen}")
+        counts_text = "".join(f"; {event}: {count}" for event, count in corpus.counts.items())
+        raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{counts_text}")
     return corpus
 
 

@@ -34,14 +34,14 @@ def delimited_rows(
     A row with another number of fields than the header is a fault.
     """
     csv.field_size_limit(sys.maxsize)
-    rest = iter(lines)
+    unread = iter(lines)
     sample, size = [], 0
-    for line in rest:
+    for line in unread:
         sample.append(line)
         size += len(line)
         if size > _SAMPLE_CHARACTERS:
             break
-    reader = csv.reader(chain(sample, rest), strict=True, **_dialect(sample))
+    reader = csv.reader(chain(sample, unread), strict=True, **_dialect(sample))
     yield from _rows(path, reader, faults)
 
 

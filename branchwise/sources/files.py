@@ -50,8 +50,8 @@ def existing(
     if resolved.is_file() or (folder and resolved.is_dir()):
         return resolved
     if resolved.exists():
-        what = "a folder" if resolved.is_dir() else "a pipe or a device"
-        faults.add(setting, f"{path} is {what}, not a file")
+        actual_kind = "a folder" if resolved.is_dir() else "a pipe or a device"
+        faults.add(setting, f"{path} is {actual_kind}, not a file")
         return None
     faults.add(
         setting,
@@ -95,15 +95,15 @@ def _text_rows(path: Path, faults: Faults) -> Iterator[Placed]:
     lines = text_lines(path, faults)
     start = list(_until_content(lines))
     first = start[-1].lstrip() if start else ""
-    whole = chain(start, lines)
+    all_lines = chain(start, lines)
     if first[:1] == "[" or (first[:1] == "{" and not _is_row(first)):
-        yield from _json_rows(path, whole, faults)
+        yield from _json_rows(path, all_lines, faults)
     elif first[:1] == "{":
-        yield from _jsonl_rows(path, whole, faults)
+        yield from _jsonl_rows(path, all_lines, faults)
     elif first[:1] == "<":
         faults.add(str(path), "is a web page or XML, not a table; check where it came from")
     elif kind_of(path) in (".csv", ".tsv") or "\t" in first or "," in first:
-        yield from delimited_rows(path, whole, faults)
+        yield from delimited_rows(path, all_lines, faults)
     elif first:
         faults.add(str(path), "is neither JSONL, JSON, CSV, TSV nor parquet")
 
@@ -141,9 +141,9 @@ def text_lines(path: Path, faults: Faults) -> Iterator[str]:
         ):
             for number, line in enumerate(text, start=1):
                 if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
-                    where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
+                    bad_byte = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
                     faults.add(
-                        f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8"
+                        f"{path}:{number}", f"is not UTF-8 ({bad_byte}); save the file as UTF-8"
                     )
                 yield replace_surrogates(line)
     except NotReadable as error:
@@ -185,7 +185,7 @@ def _json_rows(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[Pla
     except ValueError as error:
         if text.lstrip().startswith("{"):
             yield from _jsonl_rows(path, io.StringIO(text), faults)
-        elif faults.count == before:
+        elif faults.count == before:  # otherwise this error only follows from a reported one
             faults.add(str(path), str(error))
         return
     if isinstance(value, dict):
@@ -225,8 +225,8 @@ def hub_rows(name: str) -> Iterator[Placed]:
         ConfigError: If the package `datasets` is not installed, or the hub cannot be reached or
             does not have the set.
     """
-    path, _, rest = name.partition(":")
-    config, _, split = rest.partition(":")
+    path, _, config_and_split = name.partition(":")
+    config, _, split = config_and_split.partition(":")
     table = _load(path, config or None)
     chosen = split or ("train" if "train" in table else next(iter(table)))
     if chosen not in table:

@@ -7,15 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from branchwise.types import Question
 
 from .hotpotqa import Context, SupportingFacts, hops_of, paragraphs_of
-from .question_lines import (
-    Answers,
-    Identifier,
-    Row,
-    Text,
-    content_id,
-    distinct,
-    with_answers,
-)
+from .question_lines import Answers, Identifier, Row, Text, content_id, distinct, with_answers
 
 
 class Metadata(BaseModel):
@@ -50,7 +42,7 @@ class FlashRow(Row):
         metadata = self.metadata or Metadata()
         titles = distinct(title for title, _ in metadata.supporting_facts)
         facts = bool(metadata.supporting_facts)
-        others = metadata.model_extra or {}
+        metadata_fields = metadata.model_extra or {}
         return Question(
             id=f"{self.id}-{content_id(self.question)[:8]}",
             source=source,
@@ -60,5 +52,5 @@ class FlashRow(Row):
             hops=hops_of(metadata.type) if facts else None,
             supporting_titles=titles,
             paragraphs=paragraphs_of(metadata.context, titles),
-            extra={**self.others(), **({"metadata": others} if others else {})},
+            extra={**self.others(), **({"metadata": metadata_fields} if metadata_fields else {})},
         )

@@ -42,7 +42,7 @@ def resolve_gold(
         aliases: Ids of merged passages → the id that was kept.
     """
     questions, aliases = list(questions), aliases or {}
-    known = {passage.id for passage in passages}
+    corpus_ids = {passage.id for passage in passages}
     by_title: dict[str, list[Passage]] = defaultdict(list)
     for passage in passages:
         by_title[passage.title].append(passage)
@@ -53,7 +53,8 @@ def resolve_gold(
         marked = question.supporting_ids or tuple(
             p.id for p in question.paragraphs if p.is_supporting and p.id is not None
         )
-        ids = [name for name in (aliases.get(name, name) for name in marked) if name in known]
+        # A merged passage is in the corpus under the id of the one that it repeats.
+        ids = [name for name in (aliases.get(name, name) for name in marked) if name in corpus_ids]
         spelled: list[str] = []
         titled: list[Passage] = []
         for title in question.supporting_titles:

@@ -22,14 +22,14 @@ def _titled(value: Any, *columns: str) -> Any:
             value = json.loads(value)
     if isinstance(value, dict):
         titles = value.get("title")
-        others = next((value[column] for column in columns if column in value), None)
-        if not isinstance(titles, list) or not isinstance(others, list):
+        entries = next((value[column] for column in columns if column in value), None)
+        if not isinstance(titles, list) or not isinstance(entries, list):
             return value
-        if len(titles) != len(others):
+        if len(titles) != len(entries):
             raise ValueError(
-                f"the lists have {len(titles)} and {len(others)} entries, but need the same number"
+                f"the lists have {len(titles)} and {len(entries)} entries, but need the same number"
             )
-        return list(zip(titles, others, strict=True))
+        return list(zip(titles, entries, strict=True))
     if isinstance(value, list):
         return [tuple(item) if isinstance(item, list) else item for item in value]
     return value

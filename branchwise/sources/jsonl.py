@@ -72,9 +72,9 @@ class QuestionLine(Row):
 
     def to_question(self, source: str) -> Question:
         marked = [p.title for p in self.paragraphs if p.is_supporting]
-        about = (p.text for p in self.paragraphs)
+        texts = (p.text for p in self.paragraphs)
         return Question(
-            id=self.id or f"{source}-{content_id(self.question, *about)}",
+            id=self.id or f"{source}-{content_id(self.question, *texts)}",
             source=source,
             question=self.question,
             answers=with_answers(self.answers, self.answerable, self.others()),

@@ -115,9 +115,9 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
     Raises:
         ConfigError: If the files are faulty.
     """
-    whole = {"split": split, "limit": None}
+    unlimited = {"split": split, "limit": None}
     reading = _Reading(settings.model_copy(update={"skip": 0}), seed, unanswerable)
-    sets = [part.model_copy(update=whole) for part in settings.mix or (settings,)]
+    sets = [part.model_copy(update=unlimited) for part in settings.mix or (settings,)]
     return tuple(question for part in sets for _, question, _ in _load_set(part, reading))
 
 
@@ -190,11 +190,11 @@ def _load_set(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
         else:
             eligible.append(placed)
     # Atlas skips questions itself, in the order in which it makes them.
-    left = _sampled(eligible, reading.seed)[0 if source == "atlas" else reading.skip :]
-    notes[Event(EventKind.QUESTION_SKIPPED, source=source)] += len(eligible) - len(left)
-    drawn = left[: settings.limit]
-    notes[Event(EventKind.OVER_LIMIT, "limit", source)] += len(left) - len(drawn)
-    return drawn
+    remaining = _sampled(eligible, reading.seed)[0 if source == "atlas" else reading.skip :]
+    notes[Event(EventKind.QUESTION_SKIPPED, source=source)] += len(eligible) - len(remaining)
+    sample = remaining[: settings.limit]
+    notes[Event(EventKind.OVER_LIMIT, "limit", source)] += len(remaining) - len(sample)
+    return sample
 
 
 def _atlas(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
@@ -224,11 +224,11 @@ def _atlas(settings: SetSettings, reading: _Reading) -> list[PlacedQuestion]:
 def _of_mix(questions: Iterable[PlacedQuestion], reading: _Reading) -> list[PlacedQuestion]:
     """Applies `skip` and `limit` to all sets together."""
     placed, notes = _sampled(questions, reading.seed), reading.notes
-    left = placed[reading.settings.skip :]
-    notes[Event(EventKind.QUESTION_SKIPPED)] += len(placed) - len(left)
-    drawn = left[: reading.settings.limit]
-    notes[Event(EventKind.OVER_LIMIT, "limit of the mix")] += len(left) - len(drawn)
-    return drawn
+    remaining = placed[reading.settings.skip :]
+    notes[Event(EventKind.QUESTION_SKIPPED)] += len(placed) - len(remaining)
+    sample = remaining[: reading.settings.limit]
+    notes[Event(EventKind.OVER_LIMIT, "limit of the mix")] += len(remaining) - len(sample)
+    return sample
 
 
 def _sampled(questions: Iterable[PlacedQuestion], seed: int) -> list[PlacedQuestion]:
@@ -291,7 +291,7 @@ def _note_missing(
         spelled = set(after.supporting_titles)
         respelled.update((t, None) for t in before.supporting_titles if t not in spelled)
         if lost:
-            if not after.supporting_titles:  # titles are compared where gold passages are used
+            if not after.supporting_titles:  # titles are compared when gold passages are used
                 incomplete.add((before.source, before.id))
             notes[_CITING] += 1
             notes[_CITED] += len(lost)

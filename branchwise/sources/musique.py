@@ -6,15 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from branchwise.types import Question
 
-from .question_lines import (
-    Answers,
-    Identifier,
-    Row,
-    Text,
-    distinct,
-    paragraph,
-    with_answers,
-)
+from .question_lines import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
 
 
 class MusiqueParagraph(BaseModel):

@@ -45,8 +45,8 @@ class _Passage(BaseModel):
 
     def rows(self, title: str, passage: str) -> list[dict[str, Any]]:
         """Returns a row per question."""
-        about = {"title": title, "passage": passage}
-        return [{k: v for k, v in qa.items() if k not in _TOKENS} | about for qa in self.qas]
+        shared = {"title": title, "passage": passage}
+        return [{k: v for k, v in qa.items() if k not in _TOKENS} | shared for qa in self.qas]
 
 
 class _Article(BaseModel):
@@ -102,8 +102,8 @@ class ReadingRow(Row):
         return (raw,)
 
     def to_question(self, source: str) -> Question:
-        given = (self.title or "").strip()
-        title = given or first_words(self.passage)
+        own_title = (self.title or "").strip()
+        title = own_title or first_words(self.passage)
         answers = with_answers(self.answers, not self.is_impossible)
         return Question(
             id=self.id or f"{source}-{content_id(self.question, self.passage)}",
@@ -115,7 +115,7 @@ class ReadingRow(Row):
             answerable=not self.is_impossible,
             supporting_titles=() if self.is_impossible else (title,),
             paragraphs=(paragraph(title, self.passage, not self.is_impossible),),
-            split=split_of(title_key(given) if given else folded_question(self.passage)),
+            split=split_of(title_key(own_title) if own_title else folded_question(self.passage)),
             licence=self.licence,
             extra=self.others(),
         )

@@ -158,7 +158,7 @@ class Row(BaseModel, ABC):
     def recognises(cls, raw: dict[str, Any]) -> bool:
         """Returns whether `raw` has the typical fields of this format.
 
-        Not asked of a source's last format, which is used for all other rows.
+        Not called for a source's last format, which is used for all other rows.
         """
         return True
 
@@ -225,20 +225,20 @@ def distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_answers(
-    answers: Sequence[str], answerable: bool = True, others: Iterable[str] = ()
+    answers: Sequence[str], answerable: bool = True, extra_fields: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """Returns the distinct answers.
 
     Args:
         answers: Gold answers.
         answerable: Whether the question has an answer.
-        others: Names of the row's unknown fields. The message names one that looks misspelt.
+        extra_fields: Names of the row's unknown fields. The message names one that looks misspelt.
 
     Raises:
         ValueError: If an answerable question lacks answers.
     """
     if answerable and not answers:
-        near = get_close_matches("answers", others, 1)
+        near = get_close_matches("answers", extra_fields, 1)
         hint = f": rename `{near[0]}` to `answers`" if near else ""
         raise ValueError(f"lacks answers{hint}")
     return distinct(answers)
@@ -251,8 +251,8 @@ def first_words(text: str) -> str:
 
 def content_id(*texts: str) -> str:
     """Returns an id for a row without one: 16 hex digits of a hash of its content."""
-    whole = hashlib.sha256("\x1f".join(texts).encode("utf-8", "surrogatepass"))
-    return whole.hexdigest()[:16]
+    digest = hashlib.sha256("\x1f".join(texts).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
 
 
 def joined(sentences: Sequence[str]) -> str:

@@ -6,14 +6,7 @@ from typing import Any, NamedTuple
 from branchwise.base import ConfigError, Faults
 from branchwise.types import Question
 
-from .files import (
-    Placed,
-    Raw,
-    existing,
-    hub_rows,
-    in_composed_form,
-    read_rows,
-)
+from .files import Placed, Raw, existing, hub_rows, in_composed_form, read_rows
 from .flashrag import FlashRow
 from .hotpotqa import HotpotRow
 from .jsonl import QuestionLine
@@ -113,8 +106,8 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
         licence = question.licence or LICENCES.get(source)
         values = {**dict(question), "split": split, "licence": licence}
         # One shared set of field names; a separate one takes a third of a question's memory.
-        whole = Question.model_construct(_QUESTION_FIELDS, **values)
-        yield PlacedQuestion(place, whole, bool(getattr(row, "id", None)))
+        full_question = Question.model_construct(_QUESTION_FIELDS, **values)
+        yield PlacedQuestion(place, full_question, bool(getattr(row, "id", None)))
 
 
 def _expanded(
@@ -133,15 +126,15 @@ def _expanded(
             yield place if part is raw else f"{place}, question {number}", form, part
 
 
-def _together(first: Question, other: Question) -> Question:
+def _together(first: Question, second: Question) -> Question:
     """Returns a question with all that two rows say of it; the first decides differences."""
     lists = ("answers", "supporting_titles", "supporting_ids")
     singles = ("type", "hops", "licence")
     merged: dict[str, Any] = {
-        name: distinct((*getattr(first, name), *getattr(other, name))) for name in lists
+        name: distinct((*getattr(first, name), *getattr(second, name))) for name in lists
     }
-    merged |= {name: getattr(first, name) or getattr(other, name) for name in singles}
-    return first.model_copy(update={**merged, "extra": {**other.extra, **first.extra}})
+    merged |= {name: getattr(first, name) or getattr(second, name) for name in singles}
+    return first.model_copy(update={**merged, "extra": {**second.extra, **first.extra}})
 
 
 def merge_questions(

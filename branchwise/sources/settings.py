@@ -12,7 +12,7 @@ from .question_lines import READERS
 ATLAS = "atlas"
 """The built-in source; all others are files (`READERS`)."""
 OWN_SOURCES = frozenset({"atlas", "jsonl"})
-"""Sources that are no published benchmark."""
+"""Sources that are not published benchmarks."""
 Split = Literal["warm", "train", "dev", "test"]
 
 

@@ -32,8 +32,8 @@ def split_of(key: str) -> Split:
     raise AssertionError("shares add up to 100")
 
 
-def repeated_questions(questions: Iterable[Question], known: Iterable[Question]) -> list[Question]:
-    """Returns those of `questions` that are also in `known`, by id or by text.
+def repeated_questions(questions: Iterable[Question], past: Iterable[Question]) -> list[Question]:
+    """Returns those of `questions` that are also in `past`, by id or by text.
 
     Ids of `jsonl`, `hub` and `flashrag` do not count, because each file may number its questions
     from 1. Sets of `reading` ask the same about many passages ("Where was it built?"). Two of their
@@ -41,7 +41,7 @@ def repeated_questions(questions: Iterable[Question], known: Iterable[Question])
     """
     ids: set[tuple[str, str]] = set()
     passages: dict[str, set[str | None]] = defaultdict(set)
-    for question in known:
+    for question in past:
         if question.source not in {"jsonl", "hub", "flashrag"}:
             ids.add((question.source, question.id))
         passages[folded_question(question.question)].add(_passage(question))

@@ -144,8 +144,8 @@ def read_only_uri(path: Path, *, locked: bool = False) -> str:
     one, `immutable` would hide the calls in the log.
 
     Args:
-        locked: Whether to read correctly even if another process begins to write meanwhile, which
-            needs SQLite's locks; in a read-only folder, where nobody can write, it has none.
+        locked: Whether to read correctly even if another process starts to write, which needs
+            SQLite's locks; a read-only folder has none, because nobody can write there.
     """
     shared = os.path.lexists(f"{path}-wal") or (locked and os.access(path.parent, os.W_OK))
     fixed = "" if shared else "&immutable=1"

@@ -1,7 +1,7 @@
-"""How many calls a ledger has stored at least, in a file next to it.
+"""The minimum number of calls that a ledger has stored, in a file next to it.
 
 A missing ledger looks like a new one, and SQLite forgets what follows the damage in a write-ahead
-log. Without this file both would pay for calls again without a word. Every commit writes the
+log. Without this file, both would silently repeat paid calls. Every commit writes the
 highest row number of `calls` into it, without a sync: it survives a kill, and after a power cut it
 may be lower, so that less is noticed.
 """

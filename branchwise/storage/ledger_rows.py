@@ -29,7 +29,7 @@ class Call:
         cost_usd: US dollars; None if no price is set.
         latency_s, attempts: Duration in seconds, and number of attempts.
         at: Time of its end (ISO 8601, UTC).
-        reasoning: The model's reasoning, which is no part of `text`.
+        reasoning: The model's reasoning, which is not part of `text`.
         raw: What the endpoint sent, as JSON, if it says more than the other columns.
         reader: Version of the reader that made `text` of it (`engines.reasoning.READER`).
         prompt_ids, token_ids, logprobs: Prompt tokens, sampled tokens and their log-probabilities

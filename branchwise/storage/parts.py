@@ -63,7 +63,7 @@ def part_of(table: str, rows: pa.Table, part: int | None = None) -> Part:
     """
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd")
-    # Hashed in memory, so that the hash also detects faults of the disk.
+    # Hashed in memory, so that the hash also detects disk faults.
     content = sink.getvalue().to_pybytes()
     info = PartInfo(
         table=table,

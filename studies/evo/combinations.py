@@ -55,9 +55,9 @@ SAVED = (
 )
 
 
-def draw_spread(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> tuple[Sheet, ...]:
+def draw_spread(runner: StudyRunner, results: Sequence[EvaluatedArm]) -> tuple[Sheet, ...]:
     """Draws the distributions of steps and searches (figure 4); returns their table."""
-    spread = distributions(done, query_similarity())
+    spread = distributions(results, query_similarity())
     draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")
     return (distribution_sheet(spread),)
 

@@ -52,37 +52,41 @@ class Distribution:
         )
 
 
-def distributions(done: Sequence[EvaluatedArm], similarity: Similarity) -> list[Distribution]:
+def distributions(results: Sequence[EvaluatedArm], similarity: Similarity) -> list[Distribution]:
     """Returns every quantity for every evaluated arm."""
-    paths = {one.arm.name: list(_paths(one, similarity)) for one in done if one.predictions}
+    paths = {
+        result.arm.name: list(_paths(result, similarity))
+        for result in results
+        if result.predictions
+    }
     return [
-        Distribution(arm, quantity, tuple(value for path in own for value in count(path)))
+        Distribution(arm, quantity, tuple(value for path in paths_of_arm for value in count(path)))
         for quantity, count in QUANTITIES.items()
-        for arm, own in paths.items()
+        for arm, paths_of_arm in paths.items()
     ]
 
 
-def _paths(done: EvaluatedArm, similarity: Similarity) -> Iterator[list[RecordedStep]]:
-    for rows in done.predictions.values():
+def _paths(result: EvaluatedArm, similarity: Similarity) -> Iterator[list[RecordedStep]]:
+    for rows in result.predictions.values():
         for row in rows:
             if isinstance(row, Prediction):
                 yield list(moves_of(row, similarity))
 
 
-def distribution_sheet(found: Sequence[Distribution]) -> Sheet:
+def distribution_sheet(spread: Sequence[Distribution]) -> Sheet:
     """Returns one row per quantity and arm."""
     head = ("quantity", "arm", "n", "mean", "SD", *QUANTILES)
-    rows = tuple((one.quantity, one.arm, *one.cells) for one in found)
+    rows = tuple((row.quantity, row.arm, *row.cells) for row in spread)
     return Sheet("Distributions (all seeds together)", head, rows, names=2)
 
 
-def draw_distributions(found: Sequence[Distribution], path: Path) -> None:
+def draw_distributions(spread: Sequence[Distribution], path: Path) -> None:
     """Draws box plots, one panel per quantity: median, quartiles, whiskers from 5 to 95 %."""
     with svg(path, len(QUANTITIES), 13, 3.6) as panels:
         for axes, quantity in zip(panels, QUANTITIES, strict=True):
-            own = [one for one in found if one.quantity == quantity]
-            arms = [one.arm for one in own]
-            axes.boxplot([one.values for one in own], whis=(5, 95), showfliers=False)
-            axes.set_xticks(range(1, len(own) + 1), arms, rotation=45, ha="right")
+            shown = [row for row in spread if row.quantity == quantity]
+            arms = [row.arm for row in shown]
+            axes.boxplot([row.values for row in shown], whis=(5, 95), showfliers=False)
+            axes.set_xticks(range(1, len(shown) + 1), arms, rotation=45, ha="right")
             axes.set_title(quantity, fontsize="medium")
             axes.set_ylim(bottom=0)

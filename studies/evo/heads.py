@@ -47,7 +47,7 @@ TotalsByVariant = Mapping[str, Sequence[StageTotals]]
 def evo_heads(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     runner.run_stage("annotate")
-    found: dict[str, list[StageTotals]] = {name: [] for name in VARIANTS}
+    by_variant: dict[str, list[StageTotals]] = {name: [] for name in VARIANTS}
     for seed in runner.seeds:
         for name, variant in VARIANTS.items():
             settings = {
@@ -56,15 +56,15 @@ def evo_heads(runner: StudyRunner) -> None:
                 "training.reward_model.split_seed": seed,
                 **{f"training.reward_model.{key}": value for key, value in variant.items()},
             }
-            named = ("--name", f"heads-{name}-{seed}")
-            found[name].append(runner.run_stage("train-rm", *named, settings=settings))
+            name_option = ("--name", f"heads-{name}-{seed}")
+            by_variant[name].append(runner.run_stage("train-rm", *name_option, settings=settings))
         if not runner.context.dry_run:
-            draw(bars(found), runner.folder / f"{NAME}.svg", AXIS, rest=0.5)
-            told = f"{trees_of(runner.recipe)} {OTHERS}"
-            write_sheets(runner, NAME, [model_sheet(found), head_sheet(found)], told)
+            draw(bars(by_variant), runner.folder / f"{NAME}.svg", AXIS, no_effect=0.5)
+            note = f"{trees_of(runner.recipe)} {OTHERS}"
+            write_sheets(runner, NAME, [model_sheet(by_variant), head_sheet(by_variant)], note)
 
 
-def model_sheet(found: TotalsByVariant) -> Sheet:
+def model_sheet(by_variant: TotalsByVariant) -> Sheet:
     """Returns one row per variant: means over the splits and their standard deviation."""
     head = (
         "heads", "splits", "pairs trained", "pairs kept", "loss", "SD", "score's accuracy %", "SD",
@@ -82,28 +82,28 @@ def model_sheet(found: TotalsByVariant) -> Sheet:
             percent(_sd(totals, "score", "accuracy")),
             percent(mean_of(totals, "score", "length_only")),
         )
-        for name, totals in found.items()
+        for name, totals in by_variant.items()
     )
     sheet = Sheet("Reward models (validation questions; means over splits)", head, rows)
-    return sheet.with_column(PAPER, [PAPERS.get(name, "") for name in found])
+    return sheet.with_column(PAPER, [PAPERS.get(name, "") for name in by_variant])
 
 
-def head_sheet(found: TotalsByVariant) -> Sheet:
+def head_sheet(by_variant: TotalsByVariant) -> Sheet:
     """Returns one row per head of every variant."""
     head = ("heads", "head", "pairs kept", "loss", "SD", "accuracy %", "SD", "length only %")
     rows = tuple(
         (
             name,
-            one,
-            number(mean_of(totals, "heads", one, "pairs"), 0),
-            number(mean_of(totals, "heads", one, "loss"), 3),
-            number(_sd(totals, "heads", one, "loss"), 3),
-            percent(mean_of(totals, "heads", one, "accuracy")),
-            percent(_sd(totals, "heads", one, "accuracy")),
-            percent(mean_of(totals, "heads", one, "length_only")),
+            head_name,
+            number(mean_of(totals, "heads", head_name, "pairs"), 0),
+            number(mean_of(totals, "heads", head_name, "loss"), 3),
+            number(_sd(totals, "heads", head_name, "loss"), 3),
+            percent(mean_of(totals, "heads", head_name, "accuracy")),
+            percent(_sd(totals, "heads", head_name, "accuracy")),
+            percent(mean_of(totals, "heads", head_name, "length_only")),
         )
-        for name, totals in found.items()
-        for one in totals[0]["heads"]
+        for name, totals in by_variant.items()
+        for head_name in totals[0]["heads"]
     )
     return Sheet("Heads (validation questions; means over splits)", head, rows, names=2)
 
@@ -113,16 +113,16 @@ def _sd(totals: Sequence[StageTotals], *path: str) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def bars(found: TotalsByVariant) -> list[Bar]:
+def bars(by_variant: TotalsByVariant) -> list[Bar]:
     """Returns two bars per variant: the accuracy of its score, and in grey that of length alone."""
-    told = []
-    for name, totals in found.items():
+    variant_bars = []
+    for name, totals in by_variant.items():
         for field in ("accuracy", "length_only"):
             strong = field == "accuracy"
             if values := numbers_of(totals, "score", field):
                 title = name if strong else f"{name}: length only"
-                told.append(Bar(title, min(values), fmean(values), max(values), strong))
-    return told
+                variant_bars.append(Bar(title, min(values), fmean(values), max(values), strong))
+    return variant_bars
 
 
 STUDY = Study(evo_heads, recipe="evo-studies", trains=False, seeds=(0, 1, 2, 3, 4))

@@ -68,11 +68,13 @@ def action_rule_accuracy(pairs: Sequence[tuple[str, str]]) -> float | None:
     """
     if not pairs:
         return None
-    found = Counter(pairs)
-    of_one = sum(count for (chosen, rejected), count in found.items() if chosen == rejected)
+    counts = Counter(pairs)
+    of_same_action = sum(
+        count for (chosen, rejected), count in counts.items() if chosen == rejected
+    )
     each_two = combinations({action for pair in pairs for action in pair}, 2)
-    ordered = sum(max(found[one, other], found[other, one]) for one, other in each_two)
-    return (ordered + of_one / 2) / len(pairs)
+    ordered = sum(max(counts[first, second], counts[second, first]) for first, second in each_two)
+    return (ordered + of_same_action / 2) / len(pairs)
 
 
 def labels_of(arms: Iterable[Arm]) -> list[str]:
@@ -82,17 +84,17 @@ def labels_of(arms: Iterable[Arm]) -> list[str]:
 
 def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
     """Returns the direction of the pairs of every labelling, one row each."""
-    found = [labelling(run, name) for name in labels_of(arms)]
+    labellings = [labelling(run, name) for name in labels_of(arms)]
     rows = tuple(
         (
-            one.name,
-            str(len(one.orders)),
-            str(one.to_stop),
-            str(one.to_go_on),
-            str(len(one.orders) - one.to_stop - one.to_go_on),
-            percent(one.action_rule_accuracy),
+            row.name,
+            str(len(row.orders)),
+            str(row.to_stop),
+            str(row.to_go_on),
+            str(len(row.orders) - row.to_stop - row.to_go_on),
+            percent(row.action_rule_accuracy),
         )
-        for one in found
+        for row in labellings
     )
     head = (
         "labelling", "pairs", "stop over continue", "continue over stop", "of one kind",
@@ -107,29 +109,31 @@ def agreement_sheet(run: Path, arms: Sequence[Arm], claims: Iterable[Claim]) -> 
     `the same %` is a share of the pairs that are in either labelling. Claims against the start, and
     steps that both arms share, are left out.
     """
-    named = {arm.name: arm for arm in arms}
+    by_name = {arm.name: arm for arm in arms}
     rows = tuple(
-        _agreement(labelling(run, one), labelling(run, other))
+        _agreement(labelling(run, label), labelling(run, baseline))
         for claim in claims
-        if {claim.arm, claim.baseline} <= named.keys()
-        for one, other in zip(_steps(named[claim.arm]), _steps(named[claim.baseline]), strict=False)
-        if one != other
+        if {claim.arm, claim.baseline} <= by_name.keys()
+        for label, baseline in zip(
+            _steps(by_name[claim.arm]), _steps(by_name[claim.baseline]), strict=False
+        )
+        if label != baseline
     )
     head = ("labelling", "against", "pairs", "pairs there", "the same", "turned", "the same %")
     title = "Pairs in common (of two labellings of the trees)"
     return Sheet(title, head, rows, names=2)
 
 
-def _agreement(one: Labelling, other: Labelling) -> tuple[str, ...]:
-    turned = {(tree, rejected, chosen) for tree, chosen, rejected in other.orders}
-    same, either = len(one.orders & other.orders), len(one.orders | other.orders)
+def _agreement(arm: Labelling, baseline: Labelling) -> tuple[str, ...]:
+    turned = {(tree, rejected, chosen) for tree, chosen, rejected in baseline.orders}
+    same, either = len(arm.orders & baseline.orders), len(arm.orders | baseline.orders)
     return (
-        one.name,
-        other.name,
-        str(len(one.orders)),
-        str(len(other.orders)),
+        arm.name,
+        baseline.name,
+        str(len(arm.orders)),
+        str(len(baseline.orders)),
         str(same),
-        str(len(one.orders & turned)),
+        str(len(arm.orders & turned)),
         percent(same / either if either else None),
     )
 

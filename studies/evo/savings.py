@@ -40,16 +40,16 @@ class Saving:
     """Savings of `claim.arm` against `claim.baseline`.
 
     Attributes:
-        base, own: Mean count per question, over the questions that neither arm failed on.
-        share: 1 − own / base; None if the baseline's count is 0.
+        count, baseline_count: Mean per question, over the questions that neither arm failed on.
+        share: 1 − count / baseline_count; None if the baseline's count is 0.
         p: P-value of the permutation test on the counts, by Holm over all savings of the table; 1
             if `share` is None.
         em: Difference in EM over the answerable questions, with failed ones as wrong.
     """
 
     claim: Claim
-    base: float
-    own: float
+    baseline_count: float
+    count: float
     share: Interval | None
     p: float
     em: Interval
@@ -63,44 +63,47 @@ class Saving:
 
 
 def savings(
-    done: Sequence[EvaluatedArm], claims: Sequence[Claim], seed: int, counted: Counted = "searches"
+    results: Sequence[EvaluatedArm],
+    claims: Sequence[Claim],
+    seed: int,
+    counted: Counted = "searches",
 ) -> list[Saving]:
     """Returns the savings of claims whose arms were evaluated; `seed` seeds the bootstrap."""
-    arms = {one.arm.name: one for one in done if one.predictions}
-    found = [
+    arms = {result.arm.name: result for result in results if result.predictions}
+    measured = [
         _saving(claim, arms[claim.arm], arms[claim.baseline], seed, counted)
         for claim in claims
         if {claim.arm, claim.baseline} <= arms.keys()
     ]
-    adjusted = holm([one.p for one in found])
-    return [replace(one, p=p) for one, p in zip(found, adjusted, strict=True)]
+    adjusted = holm([saving.p for saving in measured])
+    return [replace(saving, p=p) for saving, p in zip(measured, adjusted, strict=True)]
 
 
 def _saving(
     claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int, counted: Counted
 ) -> Saving:
     answered = sorted(shared_questions([arm, base], lambda row: isinstance(row, Prediction)))
-    before, after = (scores(one, answered, counted) for one in (base, arm))
+    before, after = (scores(evaluated, answered, counted) for evaluated in (base, arm))
     graded = sorted(shared_questions([arm, base]))
-    em = [scores(one, graded, "em") for one in (base, arm)]
+    em = [scores(evaluated, graded, "em") for evaluated in (base, arm)]
     counts = bool(answered) and before.mean() > 0
     return Saving(
         claim=claim,
-        base=float(before.mean()) if answered else 0.0,
-        own=float(after.mean()) if answered else 0.0,
+        baseline_count=float(before.mean()) if answered else 0.0,
+        count=float(after.mean()) if answered else 0.0,
         share=relative_saving(before, after, seed=seed) if counts else None,
         p=permutation_p(before, after, seed=seed) if counts else 1.0,
         em=crossed_bootstrap(*em, seed=seed),
     )
 
 
-def saving_size(found: Sequence[Saving], counted: Counted = "searches") -> str:
+def saving_size(measured: Sequence[Saving], counted: Counted = "searches") -> str:
     """Describes the effect that a table of savings can detect."""
-    shares = [one.share for one in found if one.share]
+    shares = [saving.share for saving in measured if saving.share]
     return minimum_detectable_effect(shares, f"saving of {counted}", "%")
 
 
-def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Sheet:
+def saving_sheet(measured: Sequence[Saving], counted: Counted = "searches") -> Sheet:
     """Returns one row per claim."""
     head = (
         "arm", "against", counted, f"{counted} there", "saved % [95 %]", "p (Holm)", "EM [95 %]",
@@ -108,20 +111,20 @@ def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Shee
     )  # fmt: skip
     rows = tuple(
         (
-            one.claim.arm,
-            one.claim.baseline,
-            number(one.own, 2),
-            number(one.base, 2),
-            interval(one.share) if one.share else NONE,
-            f"{one.p:.4f}" if one.share else NONE,
-            interval(one.em),
-            one.non_inferiority,
-            str(one.share.n if one.share else 0),
-            str(one.em.n),
+            saving.claim.arm,
+            saving.claim.baseline,
+            number(saving.count, 2),
+            number(saving.baseline_count, 2),
+            interval(saving.share) if saving.share else NONE,
+            f"{saving.p:.4f}" if saving.share else NONE,
+            interval(saving.em),
+            saving.non_inferiority,
+            str(saving.share.n if saving.share else 0),
+            str(saving.em.n),
         )
-        for one in found
+        for saving in measured
     )
-    shares = [one.share for one in found if one.share]
+    shares = [saving.share for saving in measured if saving.share]
     title = f"{counted.capitalize()} (per question; intervals over {interval_scope(shares)})"
     sheet = Sheet(title, head, rows, names=2)
-    return sheet.with_column(PAPER, [one.claim.paper for one in found])
+    return sheet.with_column(PAPER, [saving.claim.paper for saving in measured])

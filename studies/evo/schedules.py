@@ -86,14 +86,14 @@ def evo_schedules(runner: StudyRunner) -> None:
     RewardStudy(NAME, ARMS, CLAIMS, SAVED, note=IN_TWO_STEPS, more_sheets=_more)(runner)
 
 
-def _more(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> tuple[Sheet, ...]:
+def _more(runner: StudyRunner, results: Sequence[EvaluatedArm]) -> tuple[Sheet, ...]:
     similarity = query_similarity()
-    spread = distributions(done, similarity)
+    spread = distributions(results, similarity)
     draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")
     draw_weights(runner.recipe, settings_of(runner.recipe), runner.folder / f"{NAME}-weights.svg")
-    traced = [one for one in done if one.arm.name in TRACED]
+    shown_results = [result for result in results if result.arm.name in TRACED]
     questions = evaluation_data(runner.recipe_with(TEST)).questions
-    text = trace_text(traced, questions, similarity)
+    text = trace_text(shown_results, questions, similarity)
     atomic_write_text(runner.folder / f"{NAME}-traces.md", text)
     return distribution_sheet(spread), silence_sheet(runner.recipe)
 
@@ -110,8 +110,11 @@ def silence_sheet(recipe: Recipe) -> Sheet:
         for name, settings in _schedules(recipe)
     }
     rows = tuple(
-        (one.name, *(_told(column.get(one.name)) for column in columns.values()))
-        for one in COMPARISONS
+        (
+            comparison.name,
+            *(_effect_cell(column.get(comparison.name)) for column in columns.values()),
+        )
+        for comparison in COMPARISONS
     )
     title = (
         "Comparisons (policy calls: kept, silenced, turned; gap of "
@@ -120,8 +123,8 @@ def silence_sheet(recipe: Recipe) -> Sheet:
     return Sheet(title, ("better, worse", *columns), rows)
 
 
-def _told(found: Counter[Effect] | None) -> str:
-    return ", ".join(str(found[one]) for one in get_args(Effect)) if found else NONE
+def _effect_cell(effects: Counter[Effect] | None) -> str:
+    return ", ".join(str(effects[effect]) for effect in get_args(Effect)) if effects else NONE
 
 
 def _schedules(recipe: Recipe) -> Iterator[tuple[str, EvoRagSettings]]:

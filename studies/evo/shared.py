@@ -31,8 +31,8 @@ def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
     Args:
         rewards: Settings of `rewards:`; the others default to time-dynamic Refinement.
     """
-    named = {f"rewards.{key}": value for key, value in rewards.items()}
-    return Arm(name, "train-dpo", {**TIME_DYNAMIC, **named}, min_pairs=FEWEST, paper=paper)
+    settings = {f"rewards.{key}": value for key, value in rewards.items()}
+    return Arm(name, "train-dpo", {**TIME_DYNAMIC, **settings}, min_pairs=FEWEST, paper=paper)
 
 
 def two_steps(name: str, paper: str = "", *, schedule: str, **rewards: object) -> Arm:
@@ -62,9 +62,9 @@ def full(name: str, paper: str = "") -> Arm:
     return replace(FULL, name=name, label=FULL.name, models=FULL.name, paper=paper)
 
 
-def about(recipe: Recipe, done: Sequence[EvaluatedArm]) -> str:
+def about(recipe: Recipe, results: Sequence[EvaluatedArm]) -> str:
     """Describes the data of all tables of a study."""
-    seeds = max(len(one.predictions) for one in done)
+    seeds = max(len(result.predictions) for result in results)
     return (
         f"{trees_of(recipe)} Evaluated on the first {recipe.evaluation.limit} questions of "
         f"split test, greedily, in {recipe.policy.precision}; EM and F1 are means over answerable "
@@ -98,24 +98,24 @@ class RewardStudy:
     measure: Counted = "searches"
     note: str = ""
     more_sheets: Callable[[StudyRunner, Sequence[EvaluatedArm]], Sequence[Sheet]] = (
-        lambda runner, done: ()
+        lambda runner, results: ()
     )
 
     def __call__(self, runner: StudyRunner) -> None:
         """Runs the study."""
         runner.run_stage("annotate")
-        for done in evaluate_arms(runner, self.arms, TEST):
+        for results in evaluate_arms(runner, self.arms, TEST):
             if not runner.context.dry_run:
-                self._write(runner, done)
+                self._write(runner, results)
 
-    def _write(self, runner: StudyRunner, done: Sequence[EvaluatedArm]) -> None:
-        saved = savings(done, self.saved, runner.recipe.seed, self.measure)
+    def _write(self, runner: StudyRunner, results: Sequence[EvaluatedArm]) -> None:
+        saved = savings(results, self.saved, runner.recipe.seed, self.measure)
         sheets = [
             saving_sheet(saved, self.measure),
-            *self.more_sheets(runner, done),
+            *self.more_sheets(runner, results),
             leaning_sheet(runner.context.run, self.arms),
             agreement_sheet(runner.context.run, self.arms, self.claims),
         ]
-        told = (about(runner.recipe, done), self.note, saving_size(saved, self.measure))
-        told_of = " ".join(filter(None, told))
-        write_report(runner, self.name, done, self.claims, more=sheets, about=told_of)
+        notes = (about(runner.recipe, results), self.note, saving_size(saved, self.measure))
+        note = " ".join(filter(None, notes))
+        write_report(runner, self.name, results, self.claims, more=sheets, about=note)

@@ -77,12 +77,14 @@ def evo_single(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     runner.run_stage("annotate")
     learned = [preference(runner, reward) for reward in PAPERS]
-    arms = (Arm(START), *(one.arm for one in learned if one.arm))
+    arms = (Arm(START), *(reward_model.arm for reward_model in learned if reward_model.arm))
     claims = [Claim(arm.name, START) for arm in arms[1:]]
-    for done in evaluate_arms(runner, arms, TEST):
+    for results in evaluate_arms(runner, arms, TEST):
         if not runner.context.dry_run:
-            more = [single_sheet(learned, done), leaning_sheet(runner.context.run, arms)]
-            write_report(runner, NAME, done, claims, more=more, about=about(runner.recipe, done))
+            more = [single_sheet(learned, results), leaning_sheet(runner.context.run, arms)]
+            write_report(
+                runner, NAME, results, claims, more=more, about=about(runner.recipe, results)
+            )
 
 
 def preference(runner: StudyRunner, reward: RewardName) -> Preference:
@@ -115,18 +117,21 @@ HEAD = (
 )  # fmt: skip
 
 
-def single_sheet(learned: Sequence[Preference], done: Sequence[EvaluatedArm]) -> Sheet:
+def single_sheet(learned: Sequence[Preference], results: Sequence[EvaluatedArm]) -> Sheet:
     """Returns a row per reward: its reward model on held-out questions, and its agent."""
-    agents = {one.arm.name: one for one in done}
-    rows = tuple(_row(one, agents.get(one.arm.name) if one.arm else None) for one in learned)
+    agents = {result.arm.name: result for result in results}
+    rows = tuple(
+        _row(reward_model, agents.get(reward_model.arm.name) if reward_model.arm else None)
+        for reward_model in learned
+    )
     sheet = Sheet("Single rewards (agents: means over seeds)", HEAD, rows)
-    return sheet.with_column(PAPER, [PAPERS[one.reward] for one in learned])
+    return sheet.with_column(PAPER, [PAPERS[reward_model.reward] for reward_model in learned])
 
 
 def _row(learned: Preference, agent: EvaluatedArm | None) -> tuple[str, ...]:
     head: Mapping[str, Any] = learned.totals.get("heads", {}).get(TOTAL, {})
     trainings = agent.trainings if agent else []
-    rows = [row for asked in agent.predictions.values() for row in asked] if agent else []
+    rows = [row for seed_rows in agent.predictions.values() for row in seed_rows] if agent else []
     em = [row.em for row in rows if row.em is not None]
     searches = [row.searches for row in rows if isinstance(row, Prediction)]
     too_few = f"only {learned.siblings} of at least {FEWEST} siblings"

@@ -66,31 +66,31 @@ ArmPredictions = Mapping[str, Prediction]
 
 
 def trace_text(
-    done: Sequence[EvaluatedArm], questions: Sequence[Question], similarity: Similarity
+    results: Sequence[EvaluatedArm], questions: Sequence[Question], similarity: Similarity
 ) -> str:
     """Returns a table per question with a column per arm, from the policies of the first seed."""
-    known = {(question.source, question.id): question for question in questions}
-    shared = {key: rows for key, rows in _by_question(done).items() if key in known}
+    questions_by_key = {(question.source, question.id): question for question in questions}
+    shared = {key: rows for key, rows in _by_question(results).items() if key in questions_by_key}
     parts = [
         "Selected because the arms differ most on them, so they are not typical. "
         f"Dup.: a search whose query nearly repeats an earlier one (cosine ≥ {NEAR}).\n"
     ]
     for key in most_different_questions(shared):
-        question = known[key]
+        question = questions_by_key[key]
         gold = "; ".join(question.answers) if question.answerable else "cannot be answered"
         parts.append(f"### {terminal_safe(question.question)}\n\nGold: {terminal_safe(gold)}\n")
         parts.append(_sheet(question, shared[key], similarity).markdown())
     return "\n".join(parts)
 
 
-def _by_question(done: Sequence[EvaluatedArm]) -> dict[QuestionKey, ArmPredictions]:
-    arms = {one.arm.name: _first(one) for one in done if one.predictions}
+def _by_question(results: Sequence[EvaluatedArm]) -> dict[QuestionKey, ArmPredictions]:
+    arms = {result.arm.name: _first(result) for result in results if result.predictions}
     shared = set.intersection(*(set(rows) for rows in arms.values())) if arms else set()
     return {key: {name: rows[key] for name, rows in arms.items()} for key in sorted(shared)}
 
 
-def _first(done: EvaluatedArm) -> dict[QuestionKey, Prediction]:
-    rows = next(iter(done.predictions.values()))
+def _first(result: EvaluatedArm) -> dict[QuestionKey, Prediction]:
+    rows = next(iter(result.predictions.values()))
     return {(row.source, row.question_id): row for row in rows if isinstance(row, Prediction)}
 
 
@@ -133,6 +133,6 @@ def _cell(move: RecordedStep, row: Prediction) -> str:
         mark = " (Dup.)" if move.repeats else ""
         return f"search: {move.content}{mark} → {'; '.join(move.titles) or 'nothing'}"
     if move.action in {"answer", "refuse"}:
-        said = f": {move.content}" if move.content else ""
-        return f"{move.action}{said} ({_end(row)})"
+        text = f": {move.content}" if move.content else ""
+        return f"{move.action}{text} ({_end(row)})"
     return {"backtrack": "take back", "invalid": "invalid"}.get(move.action, move.action)

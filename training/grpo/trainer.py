@@ -5,7 +5,7 @@ a rollout has a row for each policy call, and failed rollouts are left out. So t
 transformers' `Trainer` with our own small loss (`training.grpo.loss`), whose gradients equal TRL's
 on rows that both can express. The output layer is TRL's.
 
-transformers takes seconds to import, so this module is imported where a training begins.
+transformers takes seconds to import, so this module is imported when a training begins.
 """
 
 import random

@@ -6,7 +6,7 @@ samples). And sequences are never cut. If packed, it also gets the reference's l
 with the pairs, and siblings follow each other (`training.samplers`); loss, gradients and metrics
 are TRL's.
 
-TRL takes seconds to import, so this module is imported where a training begins.
+TRL takes seconds to import, so this module is imported when a training begins.
 """
 
 from collections.abc import Mapping, Sequence

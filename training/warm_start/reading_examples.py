@@ -1,8 +1,8 @@
 """Reading examples: a question's passage, in the protocol's form, among others that do not answer.
 
 A reading question is a question of one hop whose searches are staged: they return passages that a
-real search finds, with the gold passage among them. What the protocol asks after a search is
-learned (evidence, analysis, answer). The first query is learned only if it really finds the
+real search finds, with the gold passage among them. The replies after a search are learned
+(evidence, analysis, answer). The first query is learned only if it really finds the
 passage.
 """
 

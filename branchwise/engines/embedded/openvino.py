@@ -2,7 +2,7 @@
 
 One thread steps OpenVINO GenAI's continuous batching pipeline (prefix caching on), and futures
 return the outputs to the event loop. Every request has a random generator with its own seed, so its
-draw does not depend on the requests beside it, except by rounding (see `PROPERTIES`).
+draw does not depend on the rest of its batch, except by rounding (see `PROPERTIES`).
 """
 
 import asyncio
@@ -52,9 +52,9 @@ PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 is faster on an EPYC and slower on a Xeon without AMX, and only 43 of 50 greedy answers equal the
 answers of transformers. With float32, all 50 do.
 
-How a prompt is cut into steps depends on the requests beside it, and with it what is read from the
+The other requests of a batch decide how a prompt is cut into steps, and so what is read from the
 cache. A cache in float16 moved log-probabilities by up to 6e-4, one in float32 by 1e-5. So trees
-depend less on what else runs.
+depend less on the other requests.
 
 With weights in Q8_0, OpenVINO also rounds the activations to 8 bits if the processor has VNNI. On
 a Zen 4 this moved log-probabilities by up to 0.11 between a draw alone and in a batch of 8. Without

@@ -77,7 +77,7 @@ def _own_headers(request: RequestSettings) -> dict[str, Any]:
 def secrets_of(settings: ModelSettings) -> tuple[str, ...]:
     """Returns the key and the values of headers, which no message may repeat.
 
-    A short value of a header without a secret's name, such as a team, is no secret.
+    A short value of a header without a secret's name, such as a team, is not a secret.
     """
     headers = request_settings(settings).headers_env
     secrets = [key_in(settings.api_key_env)]

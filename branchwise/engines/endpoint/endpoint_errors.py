@@ -38,7 +38,7 @@ _FIELD_NAMED = re.compile(
     r"\b(temperature|top_p|max_tokens|seed|response_format|structured_outputs|reasoning_effort"
     r"|chat_template_kwargs)\b"
 )
-"""Fields by which a refusal of a request is told from that of a key or a path."""
+"""Fields that distinguish a refused request from a refused key or path."""
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 

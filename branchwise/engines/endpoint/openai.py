@@ -298,7 +298,7 @@ class OpenAIEngine:
 
     @property
     def reasoning_rule(self) -> ReasoningRule:
-        """How replies are told from reasoning; with `auto`, by whether thinking is switched off."""
+        """How to separate replies from reasoning; `auto` depends on whether thinking is off."""
         rule = self._settings.reasoning
         if rule != "auto":
             return rule

@@ -17,7 +17,7 @@ from .usage import (
 )
 
 ReasoningRule = Literal["drop", "reply", "keep"]
-"""How a reply is told from its reasoning (`engines.settings.ModelSettings.reasoning`)."""
+"""How a reply is separated from its reasoning (`engines.settings.ModelSettings.reasoning`)."""
 
 FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -51,7 +51,7 @@ _REASONING_FIELDS = (
     *("reasoning_content", "reasoning"),  # SGLang, DeepSeek, llama.cpp; vLLM, OpenRouter, Ollama
     *("thinking", "reasoning_text", "reasoning_details"),  # gateways
 )
-"""Fields beside `content`, the most common first."""
+"""Fields in addition to `content`, the most common first."""
 _STATUS_OF_CODE = {
     "rate_limit": 429,
     "too_many_requests": 429,
@@ -144,7 +144,7 @@ def read_reply(
         model: Name of the model, used if the reply does not give one.
         latency_s: Duration of the call in seconds.
         counter: Counter for tokens that the reply does not report (see `engines.endpoint.usage`).
-        rule: How the reply is told from its reasoning.
+        rule: How the reply is separated from its reasoning.
         longest: Character limit for the text (`longest_text`).
 
     Raises:

@@ -176,7 +176,7 @@ class RequestShape:
 
 
 def server_kind(settings: ModelSettings) -> ServerName:
-    """Returns the kind of a model's server; "auto" if the address does not tell."""
+    """Returns the kind of a model's server; "auto" if the address does not show it."""
     if settings.server != "auto":
         return settings.server
     host = (urlsplit(settings.base_url or "").hostname or "").lower()

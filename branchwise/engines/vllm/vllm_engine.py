@@ -81,7 +81,7 @@ class VllmEngine:
 
     @property
     def reasoning_rule(self) -> "ReasoningRule":
-        """How replies are told from reasoning; use inside the block."""
+        """How replies are separated from reasoning; use inside the block."""
         assert self._endpoint is not None
         return self._endpoint.reasoning_rule
 

@@ -72,14 +72,14 @@ def load_facts(cities: int | None = None) -> Facts:
     countries = {
         iso: _country(raw, continents) for iso, raw in sorted(geonames.get_countries().items())
     }
-    everything = sorted(
+    by_population = sorted(
         (_city(raw) for raw in geonames.get_cities().values()), key=lambda c: (-c.population, c.id)
     )
     # Names are unique over all cities, so that a smaller corpus has the same questions.
-    names = [city.name for city in everything] + [land.name for land in countries.values()]
+    names = [city.name for city in by_population] + [land.name for land in countries.values()]
     count = Counter(map(folded, names))
     unique = frozenset(name for name in names if count[folded(name)] == 1)
-    return Facts(countries, tuple(everything[:cities]), unique)
+    return Facts(countries, tuple(by_population[:cities]), unique)
 
 
 def folded(name: str) -> str:

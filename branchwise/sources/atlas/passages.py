@@ -66,16 +66,16 @@ def country_text(country: Country) -> FactPassage:
             f"{country.population:,} people live there.",
         ],
     }
-    known = {
+    sentences = {
         relation: pick.choice(wordings)
         for relation, wordings in facts.items()
         if getattr(country, relation)
     }
-    order = list(known)
+    order = list(sentences)
     pick.shuffle(order)
-    text = " ".join([opening, *(known[relation] for relation in order)])
+    text = " ".join([opening, *(sentences[relation] for relation in order)])
     passage = Passage(id=country_id(country), title=name, text=text)
-    return FactPassage(passage, {"continent": opening, **known})
+    return FactPassage(passage, {"continent": opening, **sentences})
 
 
 def city_text(city: City, country: Country) -> FactPassage:
@@ -110,7 +110,7 @@ def city_text(city: City, country: Country) -> FactPassage:
             f"The latitude is {abs(city.latitude):.0f} degrees {half}.",
         ]
     )
-    rest = [people, clocks, place]
-    pick.shuffle(rest)
-    passage = Passage(id=city_id(city), title=name, text=" ".join([opening, *rest]))
+    sentences = [people, clocks, place]
+    pick.shuffle(sentences)
+    passage = Passage(id=city_id(city), title=name, text=" ".join([opening, *sentences]))
     return FactPassage(passage, {"country": opening, "population": people, "time_zone": clocks})

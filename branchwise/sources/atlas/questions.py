@@ -177,11 +177,11 @@ class Author:
         return Draft(kind, text, (city_value(capital, country, key),), hops)
 
     def _comparison(self, pick: random.Random) -> Draft | None:
-        (first, home), (second, other) = self._city(pick), self._city(pick)
+        (first, home), (second, second_home) = self._city(pick), self._city(pick)
         if first.id == second.id:
             return None
         if pick.random() < 0.2:
-            return self._same_country(pick, first, home, second, other)
+            return self._same_country(pick, first, home, second, second_home)
         if first.population == second.population:
             return None
         text = pick.choice(
@@ -195,15 +195,15 @@ class Author:
         larger = max(first, second, key=lambda c: c.population)
         hops = (
             city_hop(first, home, "population"),
-            city_hop(second, other, "population"),
+            city_hop(second, second_home, "population"),
         )
         return Draft("comparison", text, (larger.name,), hops)
 
     def _same_country(
-        self, pick: random.Random, first: City, home: Country, second: City, other: Country
+        self, pick: random.Random, first: City, home: Country, second: City, second_home: Country
     ) -> Draft | None:
         if pick.random() < 0.5:  # otherwise nearly every answer is "no"
-            second, other = pick.choice(self.cities[home.iso]), home
+            second, second_home = pick.choice(self.cities[home.iso]), home
         if first.id == second.id:
             return None
         text = pick.choice(
@@ -214,8 +214,8 @@ class Author:
                 "Do {a} and {b} belong to one country?",
             ]
         ).format(a=first.name, b=second.name)
-        hops = (city_hop(first, home, "country"), city_hop(second, other, "country"))
-        return Draft("comparison", text, ("yes" if home == other else "no",), hops)
+        hops = (city_hop(first, home, "country"), city_hop(second, second_home, "country"))
+        return Draft("comparison", text, ("yes" if home == second_home else "no",), hops)
 
     def _unanswerable(self, pick: random.Random) -> Draft | None:
         city, _ = self._city(pick)
@@ -251,7 +251,7 @@ def questions_of(facts: Facts, split: Split, seed: int) -> Iterator[Question]:
 
     A used-up kind drops out; the questions end when all kinds are used up.
     """
-    author, seen, open_kinds = Author(facts, split), set[str](), set(MIX)
+    author, texts, open_kinds = Author(facts, split), set[str](), set(MIX)
     for number in count():
         kind = MIX[number % len(MIX)]
         if not open_kinds:
@@ -262,8 +262,8 @@ def questions_of(facts: Facts, split: Split, seed: int) -> Iterator[Question]:
             draft = author.draw(
                 kind, random.Random(hashed("question", seed, split, number, attempt))
             )
-            if draft is not None and folded(draft.text) not in seen:
-                seen.add(folded(draft.text))
+            if draft is not None and folded(draft.text) not in texts:
+                texts.add(folded(draft.text))
                 yield _question(draft, split)
                 break
         else:

@@ -35,8 +35,8 @@ class Shelf:
         regions = [self._neighbours[_region(self._places[name])] for name in texts] or [[]]
         while len(texts) < n:
             region = regions[len(texts) % len(regions)]
-            others = [place for place in region if _id(place) not in texts]
-            distractor = self._passage(pick.choice(others or self._countries))
+            unused = [place for place in region if _id(place) not in texts]
+            distractor = self._passage(pick.choice(unused or self._countries))
             texts[distractor.id] = distractor
         shown = pick.sample(list(texts.values()), len(texts))
         paragraphs = tuple(
