@@ -33,10 +33,10 @@ async def map_concurrently(
                 running.add(asyncio.create_task(work(item)))
             if not running:
                 return
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             # Retrieve all errors before yielding, or asyncio logs "exception was never retrieved".
-            errors = [error for task in done if (error := task.exception()) is not None]
-            for task in done:
+            errors = [error for task in finished if (error := task.exception()) is not None]
+            for task in finished:
                 if task.exception() is None:
                     yield task.result()
             for error in errors:

@@ -1,8 +1,10 @@
-"""Errors, typed by the boundary that was crossed.
+"""Errors, typed by the boundary that was crossed, and a collector of errors in input files.
 
 A message names the place, the problem and the remedy. Failures of single questions are rows
 (`types.Failure`), not exceptions that end a run.
 """
+
+from .terminal_escape import terminal_safe
 
 
 class BranchwiseError(Exception):
@@ -55,3 +57,32 @@ class TrainingError(BranchwiseError):
 
 class StorageError(BranchwiseError):
     """A file of the run is missing, damaged, or belongs to another run."""
+
+
+class Faults:
+    """Collects errors of the input, to raise them together."""
+
+    shown = 20
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+        self.count = 0
+
+    def add(self, place: str, problem: str) -> None:
+        """Adds an error, with its place."""
+        self.count += 1
+        if self.count <= self.shown:
+            self._messages.append(terminal_safe(f"{place}: {problem}"))
+
+    def raise_any(self) -> None:
+        """Raises the collected errors, if any.
+
+        Raises:
+            ConfigError: If there are errors; shows the first 20, one per line, and the number of
+                others.
+        """
+        if not self.count:
+            return
+        more = self.count - len(self._messages)
+        lines = [*self._messages, *([f"… and {more} more"] if more else [])]
+        raise ConfigError("\n".join(lines))

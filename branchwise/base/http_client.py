@@ -269,11 +269,11 @@ def proxy_for(url: str) -> Proxy | None:
     if is_loopback(url):
         return None
     proxies, parts = getproxies(), urlsplit(url)
-    named = proxies.get(parts.scheme) or proxies.get("all")
-    if not named or _goes_direct(parts.hostname or "", parts.netloc, proxies.get("no", "")):
+    proxy_url = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy_url or _goes_direct(parts.hostname or "", parts.netloc, proxies.get("no", "")):
         return None
     try:
-        proxy = urlsplit(named if "://" in named else f"http://{named}")
+        proxy = urlsplit(proxy_url if "://" in proxy_url else f"http://{proxy_url}")
         usable = proxy.scheme in ("http", "https") and proxy.hostname and proxy.port != 0
     except ValueError:
         usable = False
@@ -308,8 +308,8 @@ def _through(proxy: Proxy | None) -> dict[str, Any]:
         return {}
     import aiohttp
 
-    named = proxy.user or proxy.password
-    login = aiohttp.BasicAuth(proxy.user, proxy.password) if named else None
+    has_login = proxy.user or proxy.password
+    login = aiohttp.BasicAuth(proxy.user, proxy.password) if has_login else None
     return {"proxy": proxy.address, "proxy_auth": login}
 
 
@@ -319,7 +319,7 @@ def _trusted() -> "ssl.SSLContext":
     try:
         return httpx2.create_ssl_context()  # reads the two variables
     except OSError as error:  # an unreadable file, or one without a certificate
-        file, folder = (os.environ.get(f"SSL_CERT_{one}", "not set") for one in ("FILE", "DIR"))
+        file, folder = (os.environ.get(f"SSL_CERT_{kind}", "not set") for kind in ("FILE", "DIR"))
         raise ConfigError(
             f"SSL_CERT_FILE ({file}) or SSL_CERT_DIR ({folder}) cannot "
             f"be read as certificates ({error.strerror or error}): correct it, or unset it"

@@ -47,12 +47,12 @@ def _has_phrase(text: str) -> bool:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yields the error, the members of a group, and the causes of each."""
-    waiting, seen = [error], set[int]()
+    waiting, visited_ids = [error], set[int]()
     while waiting:
         error = waiting.pop()
-        if id(error) in seen:
+        if id(error) in visited_ids:
             continue
-        seen.add(id(error))
+        visited_ids.add(id(error))
         yield error
         context = None if error.__suppress_context__ else error.__context__
         waiting += [cause for cause in (context, error.__cause__) if cause is not None]

@@ -30,9 +30,9 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at").rstrip(": ")
+        fault = error.msg.removesuffix(" at").rstrip(": ")
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"is not JSON ({what} at {line}character {error.colno})") from error
+        raise ValueError(f"is not JSON ({fault} at {line}character {error.colno})") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
 

@@ -122,14 +122,14 @@ class _Plain:
         return self.value(node, at)
 
     def _pairs(self, node: yaml.MappingNode, at: Key) -> Iterator[tuple[str, yaml.Node]]:
-        named: set[str] = set()
+        names: set[str] = set()
         for key, inner in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != _TEXT:
                 raise self._fault(key, "is a key that is not text; put it in quotes")
             place, line = (*at, key.value), key.start_mark.line + 1
-            if key.value in named:
+            if key.value in names:
                 self.document.repeated.append((".".join(place), line))
-            named.add(key.value)
+            names.add(key.value)
             self.document.lines[place] = line
             yield key.value, inner
 
@@ -144,5 +144,5 @@ class _Plain:
             return value
         raise self._fault(node, f"{node.value} is a {type(value).__name__}; put it in quotes")
 
-    def _fault(self, node: yaml.Node, what: str) -> ConfigError:
-        return ConfigError(f"{self.place}:{node.start_mark.line + 1}: {what}")
+    def _fault(self, node: yaml.Node, problem: str) -> ConfigError:
+        return ConfigError(f"{self.place}:{node.start_mark.line + 1}: {problem}")

@@ -45,8 +45,8 @@ def contains_key(path: str) -> bool:
 
     Hexadecimal numbers do not, because they are ids of accounts and deployments.
     """
-    named = any(redacted_setting(part) != part for part in path.split("/"))
-    return named or looks_like_key(_HEXADECIMAL.sub("", path))
+    sets_secret = any(redacted_setting(part) != part for part in path.split("/"))
+    return sets_secret or looks_like_key(_HEXADECIMAL.sub("", path))
 
 
 def redacted_setting(word: str) -> str:

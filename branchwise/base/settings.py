@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from .seeds import LEAST, MOST, fits_int64
+from .text import LEAST, MOST, fits_int64
 
 
 class Settings(BaseModel):

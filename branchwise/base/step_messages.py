@@ -13,32 +13,33 @@ class StepMessages:
     """Logs how far a loop is and how long it still takes, at most every half minute.
 
     Attributes:
-        what: What the loop counts, such as "passages encoded".
+        unit: What the loop counts, such as "passages encoded".
         before: Steps that an earlier attempt made; they do not count towards the rate.
     """
 
     log: Log
-    what: str
+    unit: str
     total: int
     before: int = 0
     started: float = field(default_factory=time.monotonic)
     logged: float = 0.0
 
-    def report(self, done: int, more: str = "") -> None:
+    def report(self, finished: int, more: str = "") -> None:
         """Logs a message if half a minute has passed since the last one.
 
         Args:
-            done: Finished steps, those of earlier attempts included.
+            finished: Finished steps, those of earlier attempts included.
         """
         seconds = time.monotonic() - self.started
         if seconds - self.logged < EVERY_S or not self.total:
             return
         self.logged = seconds
-        fresh = done - self.before
-        left = format_duration(seconds / fresh * (self.total - done) if fresh > 0 else None)
+        steps = finished - self.before
+        steps_left = self.total - finished
+        time_left = format_duration(seconds / steps * steps_left if steps > 0 else None)
         self.log(
-            f"{done:,} of {self.total:,} {self.what} ({done / self.total:.0%}), "
-            f"time left {left}{more}"
+            f"{finished:,} of {self.total:,} {self.unit} ({finished / self.total:.0%}), "
+            f"time left {time_left}{more}"
         )
 
 
@@ -46,6 +47,6 @@ def format_duration(seconds: float | None) -> str:
     """Returns minutes and seconds, with hours if there are any; a dash for None."""
     if seconds is None:
         return "–"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""Text that every format can hold, its forms for identity and comparison, and hashes of it."""
+"""Texts and integers that every format can hold; forms of a text for comparison; hashes."""
 
 import difflib
 import hashlib
@@ -10,6 +10,9 @@ from typing import Any
 Log = Callable[[str], None]
 """Logs a line for a person to read."""
 
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+"""Range of an int64 column of a table or of the ledger, and so of a seed."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -20,6 +23,11 @@ def replace_surrogates(text: str) -> str:
     always the same, so two rows built from one reply are equal.
     """
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def fits_int64(number: int) -> bool:
+    """Returns whether a table can store an integer."""
+    return LEAST <= number <= MOST
 
 
 def composed(text: str) -> str:
@@ -63,9 +71,9 @@ def _compatible(character: str) -> str:
     return sign + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns "; did you mean `x`?" for the known word that is most similar, or ""."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+def did_you_mean(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns "; did you mean `x`?" for the candidate that is most similar, or ""."""
+    near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
@@ -87,6 +95,13 @@ def number_of(text: str) -> int:
     """Returns the hash of a text as a 64-bit number; seeds and choices come from it."""
     content = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+
+
+def to_uint32(seed: int) -> int:
+    """Returns a seed from 0 to 2**32 − 1: `seed` itself if it fits, else a hash of it."""
+    if 0 <= seed < 1 << 32:
+        return seed
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "big")
 
 
 def share_of(text: str) -> float:

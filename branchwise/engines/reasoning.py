@@ -112,5 +112,5 @@ def _thought_tags(content: str) -> Iterator[tuple[bool, re.Match[str]]]:
 
 def raw_reply(content: str, finish_reason: str) -> str:
     """Returns a whole reply of the embedded engine in the form in which endpoints send theirs."""
-    whole = {"message": {"content": content}, "finish_reason": finish_reason}
-    return json.dumps(whole, ensure_ascii=False)
+    reply = {"message": {"content": content}, "finish_reason": finish_reason}
+    return json.dumps(reply, ensure_ascii=False)

@@ -247,8 +247,8 @@ class ModelSettings(Settings):
     @field_validator("server_args")
     @classmethod
     def _reject_reserved(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        if taken := _meant(RESERVED_VLLM_ARGS, words):
-            raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
+        if reserved := _meant(RESERVED_VLLM_ARGS, words):
+            raise ValueError(f"{', '.join(reserved)}: set by Branchwise itself; leave it out")
         if code := _meant(CODE_LOADING_VLLM_ARGS, words):
             raise ValueError(
                 f"{', '.join(code)}: runs code that a recipe or a model folder names; leave it "

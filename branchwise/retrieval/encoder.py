@@ -165,13 +165,13 @@ def _weights_identity(source: str) -> str:
     if not folder.is_dir():
         return source
     reject_code(folder)
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     kinds = {".json", ".txt", ".safetensors", ".bin", ".model"}
     for path in sorted(path for path in folder.iterdir() if path.suffix in kinds):
-        whole.update(path.name.encode())
+        digest.update(path.name.encode())
         with open_named(path) as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()[:16]
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 class QuerySimilarity:
@@ -199,9 +199,9 @@ class QuerySimilarity:
         """Identity of the cosines, as text."""
         return self._encoder.identity
 
-    def __call__(self, query: str, others: Sequence[str]) -> float:
-        """In [−1, 1]; `others` must not be empty."""
-        texts = [query, *others]
+    def __call__(self, query: str, other_queries: Sequence[str]) -> float:
+        """In [−1, 1]; `other_queries` must not be empty."""
+        texts = [query, *other_queries]
         with self._lock:
             for text in texts:
                 if text not in self._known:
@@ -211,6 +211,6 @@ class QuerySimilarity:
                     (self._known[text],) = np.asarray(
                         vectors / np.maximum(lengths, 1e-12), dtype=np.float32
                     )
-            vector, *rest = (self._known[text] for text in texts)
-        cosines = (np.clip(np.dot(vector, other), -1.0, 1.0) for other in rest)
+            vector, *other_vectors = (self._known[text] for text in texts)
+        cosines = (np.clip(np.dot(vector, compared), -1.0, 1.0) for compared in other_vectors)
         return round(float(max(cosines)), DIGITS)

@@ -166,9 +166,9 @@ def _passage(hit: dict[str, Any], place: int) -> RetrievedPassage:
         raise KeyError("contents")
     title, text, contents = (document.get(name) or "" for name in ("title", "text", "contents"))
     contents = contents or document.get("content") or ""
-    first_line, rest = split_contents(contents)
+    first_line, text_below = split_contents(contents)
     if not title or title == first_line:
-        title, contents = title or first_line, rest
+        title, contents = title or first_line, text_below
     text = text or contents
     if not (isinstance(title, str) and isinstance(text, str)):
         raise TypeError("title and text must be text")

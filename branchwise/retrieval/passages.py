@@ -18,13 +18,13 @@ def corpus_hash(passages: Iterable[Passage]) -> str:
     """Returns the hash of ids, titles and texts, 16 hex digits; the order of the passages does not
     matter.
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for passage in sorted(passages, key=lambda passage: passage.id):
         for field in (passage.id, passage.title, passage.text):
             data = field.encode("utf-8", "surrogatepass")
-            whole.update(len(data).to_bytes(8, "little"))
-            whole.update(data)
-    return whole.hexdigest()[:16]
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+    return digest.hexdigest()[:16]
 
 
 def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
@@ -37,9 +37,9 @@ def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
     ordered = sorted(passages, key=lambda passage: passage.id)
     if not ordered:
         raise ConfigError("the corpus has no passages: nothing can be indexed (check data.corpus)")
-    for left, right in itertools.pairwise(ordered):
-        if left.id == right.id:
-            raise ConfigError(f"the corpus has two passages with id {left.id!r}; ids must differ")
+    for before, after in itertools.pairwise(ordered):
+        if before.id == after.id:
+            raise ConfigError(f"the corpus has two passages with id {before.id!r}; ids must differ")
     return ordered
 
 

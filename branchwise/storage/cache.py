@@ -36,9 +36,9 @@ def cache_folder() -> Path:
     Raises:
         ConfigError: If the user's home folder cannot be found.
     """
-    given = os.environ.get("BRANCHWISE_CACHE")
+    folder = os.environ.get("BRANCHWISE_CACHE")
     try:
-        return Path(given).expanduser() if given else Path.home() / ".cache" / "branchwise"
+        return Path(folder).expanduser() if folder else Path.home() / ".cache" / "branchwise"
     except RuntimeError as error:
         raise ConfigError(
             f"the cache folder cannot be found ({error}): {_ELSEWHERE} of your own"
@@ -120,8 +120,8 @@ def _file_lock(lock: Path) -> Iterator[None]:
 
 
 def _replace(folder: Path, build: Callable[[Path], None]) -> None:
-    for left in folder.parent.glob(f".{folder.name}-*.tmp"):
-        _discard(left)  # left by a killed process, because we hold the lock
+    for unfinished in folder.parent.glob(f".{folder.name}-*.tmp"):
+        _discard(unfinished)  # left by a killed process, because we hold the lock
     new = _temporary_beside(folder)
     new.mkdir(mode=0o700)
     try:

@@ -51,15 +51,15 @@ def read_call_history(
     """
     if not ledger.exists():
         return None
-    where = f"error IS NULL AND ({' OR '.join(['path GLOB ?'] * len(paths))})"
+    condition = f"error IS NULL AND ({' OR '.join(['path GLOB ?'] * len(paths))})"
     unit = _TRAJECTORY if finished is None else "question_id"
     try:
         with closing(sqlite3.connect(read_only_uri(ledger), uri=True)) as reading:
             if check_schema(reading, ledger):
                 return None
-            sums = f"SELECT {SUMS}, role, {unit} FROM calls WHERE {where} GROUP BY {unit}, role"
+            sums = f"SELECT {SUMS}, role, {unit} FROM calls WHERE {condition} GROUP BY {unit}, role"
             rows = read_rows(reading, ledger, sums, tuple(paths))
-            ends = "SELECT 86400 * julianday(at), latency_s FROM calls WHERE " + where
+            ends = "SELECT 86400 * julianday(at), latency_s FROM calls WHERE " + condition
             ended = read_rows(reading, ledger, ends, tuple(paths))
             ((calls,),) = read_rows(reading, ledger, "SELECT count(*) FROM calls")
     except sqlite3.Error as error:

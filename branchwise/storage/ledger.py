@@ -173,13 +173,13 @@ class Ledger:
 
     def _sound_call(self, row: Sequence[Any]) -> Call:
         if not sound(row):
-            named = dict(zip(CALL_COLUMNS, row, strict=False))
-            raise self._damaged(named["question_id"], named["path"])
+            values = dict(zip(CALL_COLUMNS, row, strict=False))
+            raise self._damaged(values["question_id"], values["path"])
         return Call(*row[:-1])
 
     def _damaged(self, question_id: str, path: str) -> StorageError:
-        what = f"the call {path!r} of" if path else "a call of"
-        return damaged(self.path, f"{what} question {question_id!r}")
+        subject = f"the call {path!r} of" if path else "a call of"
+        return damaged(self.path, f"{subject} question {question_id!r}")
 
     def _rows(self, sql: str, *values: object) -> list[Any]:
         with self._read_lock:
@@ -246,13 +246,13 @@ class StoredKeys:
     def holds(self, question_id: str, key: str) -> bool:
         """Returns whether a call of the question is stored."""
         with self._asking:
-            known = self._keys.get(question_id)
-            return key in (self._load(question_id) if known is None else known)
+            keys = self._keys.get(question_id)
+            return key in (self._load(question_id) if keys is None else keys)
 
     def add(self, question_id: str, key: str) -> None:
         """Records a call that is now on disk; any thread may do so."""
-        if (known := self._keys.get(question_id)) is not None:
-            known.add(key)
+        if (keys := self._keys.get(question_id)) is not None:
+            keys.add(key)
 
     def _load(self, question_id: str) -> set[str]:
         # Threads: lookups run on readers, `add` on the ledger's writer. Invariant: a key that is on
@@ -261,14 +261,14 @@ class StoredKeys:
         # by `add`.
         if len(self._keys) >= self._questions:
             del self._keys[next(iter(self._keys))]
-        known: set[str] = set()
-        self._keys[question_id] = known
+        keys: set[str] = set()
+        self._keys[question_id] = keys
         try:
-            known.update(self._read(question_id))
+            keys.update(self._read(question_id))
         except BaseException:
             del self._keys[question_id]
             raise
-        return known
+        return keys
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -24,10 +24,10 @@ REMEDY = (
 _MOST_FAULTS = 20
 
 
-def damaged(path: Path, what: str) -> StorageError:
+def damaged(path: Path, row: str) -> StorageError:
     """Returns the error for a damaged row, which was neither used nor paid for twice."""
     return StorageError(
-        f"{path}: {what} is damaged (checksum mismatch). It was not used, and no call was "
+        f"{path}: {row} is damaged (checksum mismatch). It was not used, and no call was "
         f"repeated. {REMEDY}"
     )
 

@@ -143,9 +143,9 @@ CREATE TABLE IF NOT EXISTS engines (
 
 def _put(table: str) -> str:
     """Returns the SQL that inserts a row with its checksum, or replaces the one with its key."""
-    key, *others = (*SEALED[table], "checksum")
-    marks = ", ".join("?" * (1 + len(others)))
-    replaced = ", ".join(f"{column} = excluded.{column}" for column in others)
+    key, *other_columns = (*SEALED[table], "checksum")
+    marks = ", ".join("?" * (1 + len(other_columns)))
+    replaced = ", ".join(f"{column} = excluded.{column}" for column in other_columns)
     return f"INSERT INTO {table} VALUES ({marks}) ON CONFLICT ({key}) DO UPDATE SET {replaced}"
 
 

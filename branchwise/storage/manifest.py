@@ -116,9 +116,9 @@ def load_manifest(run: Path) -> Manifest:
     return manifest
 
 
-def _not_a_manifest(path: Path, why: str) -> StorageError:
+def _not_a_manifest(path: Path, problem: str) -> StorageError:
     return StorageError(
-        f"{path}: not a manifest ({why}). Restore it from a copy of the run, or remove it and "
+        f"{path}: not a manifest ({problem}). Restore it from a copy of the run, or remove it and "
         "rerun the same stages; the ledger replays paid calls"
     )
 
@@ -135,8 +135,8 @@ def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = 
     """
     older = (part for part in load_manifest(run).parts if part.table not in replaced)
     by_path = {part.path: part for part in (*older, *parts)}
-    kept = tuple(by_path[path] for path in sorted(by_path) if by_path[path].rows)
-    return _write(run, Manifest(parts=kept))
+    current = tuple(by_path[path] for path in sorted(by_path) if by_path[path].rows)
+    return _write(run, Manifest(parts=current))
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:
@@ -148,8 +148,8 @@ def _write(run: Path, manifest: Manifest) -> Manifest:
 def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
     """Removes parts from the manifest, all or none; their files stay until they are replaced."""
     before, removed = load_manifest(run), {part.path for part in parts}
-    left = tuple(part for part in before.parts if part.path not in removed)
-    return _write(run, before.model_copy(update={"parts": left}))
+    remaining = tuple(part for part in before.parts if part.path not in removed)
+    return _write(run, before.model_copy(update={"parts": remaining}))
 
 
 def bad_parts(run: Path) -> list[tuple[PartInfo, str]]:
@@ -175,8 +175,8 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
     try:
         with open_inside(run, part.path) as file:
             state = os.fstat(file.fileno())
-            seen = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, part.sha256)
-            if seen in _INTACT:
+            identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, part.sha256)
+            if identity in _INTACT:
                 return None
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != part.sha256:
@@ -188,7 +188,7 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
         return f"unreadable ({error})"
     if rows != part.rows:
         return f"has {rows} rows, but {part.rows} were committed"
-    _INTACT.add(seen)
+    _INTACT.add(identity)
     return None
 
 

@@ -80,9 +80,9 @@ def write_part(run: Path, table: str, rows: pa.Table, part: int | None = None) -
     Raises:
         StorageError: If the file could not be written.
     """
-    made = part_of(table, rows, part)
-    made.write(run)
-    return made.info
+    new_part = part_of(table, rows, part)
+    new_part.write(run)
+    return new_part.info
 
 
 def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -149,8 +149,8 @@ def _check_columns(path: Path, table: str, columns: pa.Schema) -> None:
     try:
         if len(set(columns.names)) < len(columns.names):
             raise pa.ArrowInvalid("a column is repeated")
-        known = pa.schema([columns.field(name) for name in schema.names if name in columns.names])
-        pa.unify_schemas([schema, known], promote_options="permissive")
+        shared = pa.schema([columns.field(name) for name in schema.names if name in columns.names])
+        pa.unify_schemas([schema, shared], promote_options="permissive")
         if "question_id" in set(schema.names) - set(columns.names):
             raise pa.ArrowInvalid("column question_id is missing")
     except pa.ArrowException as error:

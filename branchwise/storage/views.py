@@ -195,11 +195,11 @@ def tree_graph(run: Path, question_id: str, label: str | None = None) -> "networ
 
 def _numbered(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the names; the second `x` becomes `x_2`, because a JSON object has a name once."""
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     unique = []
     for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        occurrences[name] += 1
+        unique.append(name if occurrences[name] == 1 else f"{name}_{occurrences[name]}")
     return tuple(unique)
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_dataset import write_rows
 
-from branchwise.base.errors import ConfigError
-from branchwise.base.faults import Faults
+from branchwise.base.errors import ConfigError, Faults
 from branchwise.sources.corpus import Corpus, load_corpus
 from branchwise.sources.documents import cut
 from branchwise.types import Paragraph, Question, counts_by_text

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_dataset import write_rows
 
-from branchwise.base.errors import ConfigError
-from branchwise.base.faults import Faults
+from branchwise.base.errors import ConfigError, Faults
 from branchwise.base.text import composed, map_texts
 from branchwise.sources.files import parse_object, read_rows
 from branchwise.sources.readers import LICENCES, read_set

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_dataset import write_rows
 
-from branchwise.base.errors import ConfigError
-from branchwise.base.faults import Faults
+from branchwise.base.errors import ConfigError, Faults
 from branchwise.sources.corpus import load_corpus
 from branchwise.sources.files import read_rows
 from branchwise.sources.load import load_data

@@ -216,7 +216,7 @@ class OpenVINOEngine:
             if text != written:  # cut at the bound, so the model's tokens no longer match
                 ids = [*self._encoded(text), int(self._tokenizer.get_eos_token_id())]
                 logprobs, finish = None, "stop"
-        reasoning, whole = "", text
+        reasoning, full_text = "", text
         # A protocol that continues its turn, or trains on all tokens, reads its own `<think>`.
         if self._splits_reasoning and not (request.tokens or request.prefix):
             text, reasoning = split_reasoning(text)
@@ -226,7 +226,7 @@ class OpenVINOEngine:
             # OpenVINO does not report cache hits.
             usage=Usage(len(prompt), 0, len(output.generated_ids)),
             reasoning=reasoning,
-            raw=raw_reply(whole, finish) if reasoning else None,
+            raw=raw_reply(full_text, finish) if reasoning else None,
             model=self.model,
             stop_reason=stop,
             prompt_ids=tuple(prompt),

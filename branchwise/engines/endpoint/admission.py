@@ -212,9 +212,9 @@ class Admission:
             BranchwiseError: If `before_attempt` raises it.
         """
         until = loop_time() + seconds
-        while (left := until - loop_time()) > 0:
+        while (seconds_left := until - loop_time()) > 0:
             self.before_attempt()
-            await asyncio.sleep(min(left, _RECHECK_EVERY_S))
+            await asyncio.sleep(min(seconds_left, _RECHECK_EVERY_S))
 
     def _admit(self) -> None:
         """Starts waiting calls in order, as far as slots are free."""
@@ -263,8 +263,8 @@ class Admission:
     def _schedule_recheck(self) -> None:
         """Sets a timer if the passage of time alone will let a call start."""
         if self._opens_at() > loop_time():
-            when = min(self._opens_at(), loop_time() + _RECHECK_EVERY_S)
-            self._recheck_timer = asyncio.get_running_loop().call_at(when, self._admit)
+            recheck_at = min(self._opens_at(), loop_time() + _RECHECK_EVERY_S)
+            self._recheck_timer = asyncio.get_running_loop().call_at(recheck_at, self._admit)
 
 
 def loop_time() -> float:

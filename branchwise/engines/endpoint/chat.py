@@ -35,8 +35,8 @@ def ids_body(
     request: SampleRequest, prompt: Sequence[int], *, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
     """Returns the JSON body of vLLM's `POST /completions` for one draw that continues `prompt`."""
-    asked = {"prompt": prompt, "logprobs": 0, "return_token_ids": True}
-    return asked | _sampling_fields(request, model, seed, form)
+    fields = {"prompt": prompt, "logprobs": 0, "return_token_ids": True}
+    return fields | _sampling_fields(request, model, seed, form)
 
 
 def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tuple[int, ...]]:
@@ -45,17 +45,17 @@ def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tu
     The server renders the chat template, so only the server can encode the messages.
     """
     first, parts = begun_turn(request)
-    turns, how = _turns(request), {"add_generation_prompt": True}
+    turns, turn_options = _turns(request), {"add_generation_prompt": True}
     if first:
         turns.append({"role": "assistant", "content": replace_surrogates(first)})
-        how = {"add_generation_prompt": False, "continue_final_message": True}
-    bare = {"model": model, "add_special_tokens": False}
-    rendered = {"messages": turns} | bare | how
+        turn_options = {"add_generation_prompt": False, "continue_final_message": True}
+    encoding = {"model": model, "add_special_tokens": False}
+    rendered = {"messages": turns} | encoding | turn_options
     rendered["chat_template_kwargs"] = template_values(thinking=False)
     encoded: list[dict[str, Any] | tuple[int, ...]] = [rendered]
     for part in parts:
         encoded.append(
-            {"prompt": replace_surrogates(part)} | bare if isinstance(part, str) else part
+            {"prompt": replace_surrogates(part)} | encoding if isinstance(part, str) else part
         )
     return encoded
 
@@ -94,5 +94,5 @@ def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
         return {"response_format": {"type": kind, "value": schema or structure.value}}
     if schema is None:
         return {"regex": structure.value}
-    named = {"name": "reply", "schema": schema, "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": named}}
+    named_schema = {"name": "reply", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named_schema}}

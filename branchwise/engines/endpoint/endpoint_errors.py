@@ -159,8 +159,8 @@ def _reason(value: Any, depth: int = 0) -> str:
     if not any(parts):
         parts = [_reason(part, depth + 1) for part in value.values()]
     reason = ": ".join(dict.fromkeys(filter(None, parts)))
-    where = lower.get("loc") or lower.get("param")
-    place = ".".join(map(str, where)) if isinstance(where, list) else where
+    location = lower.get("loc") or lower.get("param")
+    place = ".".join(map(str, location)) if isinstance(location, list) else location
     return f"{place}: {reason}" if reason and isinstance(place, str) and place else reason
 
 
@@ -207,8 +207,8 @@ def _status_in_words(
     error = EndpointError(f"{url} answered {status}: {detail}", fatal=status == 404)
     if status == 401:
         state = f"the key in {key_env} is not valid" if secrets else f"{key_env} is not set"
-        said = "" if "key" in detail.lower() else f" ({detail})"
-        error = EndpointError(f"{url} answered 401: {state} for this endpoint{said}", fatal=True)
+        quoted = "" if "key" in detail.lower() else f" ({detail})"
+        error = EndpointError(f"{url} answered 401: {state} for this endpoint{quoted}", fatal=True)
     elif status == 402:
         error = EndpointError(f"{url} refuses: no credit left ({detail})", fatal=True)
     elif is_refusal:

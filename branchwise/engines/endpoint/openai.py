@@ -48,10 +48,11 @@ from .replies import (
     read_reply,
 )
 from .retry import RetryPolicy, once
-from .server_facts import ServerFacts, read_models
 from .servers import (
+    ServerFacts,
     combined,
     constraint_form,
+    read_models,
     request_shape,
     server_kind,
 )

@@ -70,10 +70,10 @@ def _smallest(refused: Mapping[str, Any]) -> Iterator[tuple[Body, dict[str, Any]
     if limit is None:
         forms: list[tuple[Body, dict[str, Any]]] = [({}, {})]
     else:
-        other = next(name for name in _LIMITS if name != limit)
+        other_limit = next(name for name in _LIMITS if name != limit)
         forms = [
             ({limit: refused[limit]}, {}),
-            ({other: refused[limit]}, {"rename": {limit: other}}),
+            ({other_limit: refused[limit]}, {"rename": {limit: other_limit}}),
             ({}, {"omit": [limit]}),
         ]
     for extra in _EXTRAS:

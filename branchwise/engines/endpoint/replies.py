@@ -153,10 +153,10 @@ def read_reply(
         UnreadableReply: If no choice has a message, the content is not a text, or the choice
             reports another error.
     """
-    whole, (reply, choice) = reply, _first_choice(reply)
+    whole_reply, (reply, choice) = reply, _first_choice(reply)
     message = _mapping(choice.get("message"))
     if not message:
-        raise UnreadableReply(f"no choice with a message in {whole!r}")
+        raise UnreadableReply(f"no choice with a message in {whole_reply!r}")
     is_refused = bool(message.get("refusal"))
     finish = "content_filter" if is_refused else _finish_reason(choice)
     text, reasoning = _text_and_reasoning(message, rule, finish)
@@ -254,10 +254,10 @@ def _plain_text(value: Any) -> str:
     if isinstance(value, list):
         return "".join(map(_plain_text, value))
     if isinstance(value, dict):
-        named = (
+        fields = (
             value.get(name) for name in ("text", "content", "thinking", "reasoning", "summary")
         )
-        return next(filter(None, map(_plain_text, named)), "")
+        return next(filter(None, map(_plain_text, fields)), "")
     return value if isinstance(value, str) else ""
 
 
@@ -266,8 +266,8 @@ def _raw(message: dict[str, Any], choice: dict[str, Any], text: str) -> str | No
     says = {name: value for name, value in message.items() if value not in (None, "", [], {})}
     if says.keys() <= {"role", "content"} and says.get("content", "") == text:
         return None
-    kept = {"message": message, "finish_reason": choice.get("finish_reason")}
-    return replace_surrogates(json.dumps(kept, ensure_ascii=False, default=str))
+    raw_choice = {"message": message, "finish_reason": choice.get("finish_reason")}
+    return replace_surrogates(json.dumps(raw_choice, ensure_ascii=False, default=str))
 
 
 def _check_whole_prompt(request: SampleRequest, usage: Usage, reported: Any) -> None:
@@ -354,10 +354,10 @@ def _first_choice(reply: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if error or str(reason) in _FAILED:
         details = _mapping(error)
         status = _status_of(details, reply)
-        said = str(details.get("message") or error or reason)
+        message = str(details.get("message") or error or reason)
         if status is not None:
-            raise ErrorInReply(status, said)
-        raise UnreadableReply(f"the endpoint reports the error {said!r}")
+            raise ErrorInReply(status, message)
+        raise UnreadableReply(f"the endpoint reports the error {message!r}")
     return reply, choice
 
 

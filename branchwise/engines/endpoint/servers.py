@@ -1,4 +1,4 @@
-"""Known kinds of servers: how their requests differ from OpenAI's.
+"""Known kinds of servers: how their requests differ from OpenAI's, and what a server reports.
 
 docs/endpoints.md shows the table, with a source for each row. `branchwise doctor` finds the
 differences of other servers by asking them.
@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from branchwise.base import terminal_safe
 
 from ..settings import ModelSettings, RequestSettings, ServerName
 from .chat import StructuredForm
@@ -126,7 +128,17 @@ SERVERS: dict[ServerName, Server] = {
     ),
 }
 
-
+_FORMS: dict[str, StructuredForm] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama.cpp",
+    "openai": "json_schema",
+    "openai-internal": "json_schema",
+    "system": "json_schema",
+}
+"""Form of constraints by the owner that a server gives its models; the first that fits counts."""
+_SHOWN, _LONGEST_SHOWN = 10, 100
+"""Number of models in a message, and characters of each name."""
 _TEMPLATE = "chat_template_kwargs"
 
 
@@ -218,12 +230,12 @@ def combined(low: RequestSettings, high: RequestSettings) -> RequestSettings:
 
 def request_shape(settings: ModelSettings) -> RequestShape:
     """Returns the shape of the requests for a model."""
-    known, request = _known(settings), request_settings(settings)
-    off = {} if settings.thinking else known.thinking_off
+    server, request = _known(settings), request_settings(settings)
+    off = {} if settings.thinking else server.thinking_off
     off = {name: value for name, value in off.items() if name not in settings.request.omit}
     return RequestShape(
         frozenset(request.omit),
-        tuple(filter(None, (known.request.rename, settings.request.rename))),
+        tuple(filter(None, (server.request.rename, settings.request.rename))),
         merged(off, request.extra),
         request.merge_system,
     )
@@ -274,3 +286,35 @@ def with_merged_system(messages: Sequence[Mapping[str, str]]) -> list[dict[str, 
         return [{"role": "user", "content": "\n\n".join(system)}]
     turns[0]["content"] = "\n\n".join((*system, turns[0]["content"]))
     return turns
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """The available models and their owners."""
+
+    models: tuple[str, ...]
+    owners: frozenset[str]
+
+    @property
+    def form(self) -> StructuredForm:
+        """The form in which this server takes constraints; "none" for unknown servers."""
+        return next((form for owner, form in _FORMS.items() if owner in self.owners), "none")
+
+    @property
+    def models_shown(self) -> str:
+        """The first models, for a message."""
+        more = ", …" if len(self.models) > _SHOWN else ""
+        shown = ", ".join(terminal_safe(name[:_LONGEST_SHOWN]) for name in self.models[:_SHOWN])
+        return (shown or "none") + more
+
+
+def read_models(reply: Any) -> ServerFacts | None:
+    """Returns the facts in a reply to `GET /models`; None if it is not a list of models."""
+    listed = reply.get("data") if isinstance(reply, dict) else None
+    if not isinstance(listed, list):
+        return None
+    models = [m for m in listed if isinstance(m, dict)]
+    return ServerFacts(
+        models=tuple(str(m.get("id", "")) for m in models),
+        owners=frozenset(str(m.get("owned_by", "")).lower() for m in models),
+    )

@@ -104,9 +104,9 @@ def installed_vllm() -> Vllm:
     Raises:
         ConfigError: If vLLM is not found, or too old.
     """
-    named = os.environ.get(VARIABLE)
+    chosen_python = os.environ.get(VARIABLE)
     usual = (Path(sys.executable), OWN_ENVIRONMENT.absolute())
-    for python in (Path(named).expanduser(),) if named else usual:
+    for python in (Path(chosen_python).expanduser(),) if chosen_python else usual:
         vllm = _vllm_of(python)
         if vllm is None:
             continue
@@ -117,13 +117,13 @@ def installed_vllm() -> Vllm:
                 f"{OLDEST_TRANSFORMERS}. Install vllm>=0.31 there"
             )
         return vllm
-    where = (
-        f"vLLM is not installed in the environment of {named} ({VARIABLE})"
-        if named
+    problem = (
+        f"vLLM is not installed in the environment of {chosen_python} ({VARIABLE})"
+        if chosen_python
         else "vLLM is not installed"
     )
     raise ConfigError(
-        f"{where}. Install it into its own environment (`pip install vllm`; without a GPU, "
+        f"{problem}. Install it into its own environment (`pip install vllm`; without a GPU, "
         f"`make {OWN_ENVIRONMENT.parts[0]}/done`) and set {VARIABLE}=ENV/bin/python"
     )
 
@@ -170,16 +170,18 @@ def server_command(
     return [*command, *more]
 
 
-def server_environment(vllm: Vllm, served: Served, given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the server's environment: `given` without telemetry and this interpreter's paths.
+def server_environment(vllm: Vllm, served: Served, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns the server's environment: `inherited` without telemetry and this interpreter's paths.
 
     If the weights are on this machine, the server loads them without the network.
     """
     interpreters = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
-    environment = {name: value for name, value in given.items() if name not in interpreters}
+    environment = {name: value for name, value in inherited.items() if name not in interpreters}
     environment |= _QUIET | _LOOPBACK
     if vllm.on_cpu:
-        environment["VLLM_CPU_KVCACHE_SPACE"] = given.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
+        environment["VLLM_CPU_KVCACHE_SPACE"] = (
+            inherited.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
+        )
     if served.rank and served.adapter is None:
         environment[RUNTIME_ADAPTERS] = "True"
     if Path(served.weights).is_dir():

@@ -59,9 +59,10 @@ def served_digest(settings: ModelSettings) -> str:
     Raises:
         ConfigError: If the model's files are missing or unusable.
     """
-    how = " ".join(["vllm", settings.dtype, *settings.server_args, *decisive_settings(settings)])
+    options = ["vllm", settings.dtype, *settings.server_args, *decisive_settings(settings)]
+    identity = " ".join(options)
     files = served_files(settings.model)
-    return digest_of(how, settings.model) if files is None else policy_digest(files, how)
+    return digest_of(identity, settings.model) if files is None else policy_digest(files, identity)
 
 
 def served_name(settings: ModelSettings) -> str:

@@ -154,9 +154,9 @@ class VllmEngine:
         if server is None:
             return self._named(await endpoint.sample(request), 0)
         while lost < MOST_LOST_SERVERS:
-            drawn = await _sample_unless_server_dies(server, endpoint, request)
-            if drawn is not None:
-                return self._named(drawn, lost)
+            completion = await _sample_unless_server_dies(server, endpoint, request)
+            if completion is not None:
+                return self._named(completion, lost)
             lost += 1
         raise EndpointError(
             f"the vLLM server died {lost} times during this call; its log is {server.log_file}",

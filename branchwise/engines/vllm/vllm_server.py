@@ -245,8 +245,8 @@ class VllmServer:
         if code < 0 and pid:  # `parent_bound_process` was killed, and its command still runs
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        how = f"signal {code - 128}" if 128 < code < 160 else f"exit code {code}"
-        return f"the vLLM server at {self.base_url} ended ({how}){self._log_tail()}"
+        ending = f"signal {code - 128}" if 128 < code < 160 else f"exit code {code}"
+        return f"the vLLM server at {self.base_url} ended ({ending}){self._log_tail()}"
 
     async def _end(self) -> None:
         """Closes the pipe that ties the server to us; returns when the process has ended."""
