@@ -36,14 +36,14 @@ from branchwise.training.arguments import (
     silence_libraries,
     trainer_arguments,
 )
-from branchwise.training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from branchwise.training.grpo.rollouts import PolicyCall, RolloutBatch, TrainingRollout
 from branchwise.training.grpo.train import grpo_trainer
 from branchwise.training.packing import StepTokens
 from branchwise.training.settings import GrpoSettings, TrainingSettings
 from branchwise.training.training_run import TrainingRun
 from branchwise.weights.policies import load_policy, policy_files
 
-Groups = Sequence[Sequence[Rollout]]
+Groups = Sequence[Sequence[TrainingRollout]]
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,21 @@ class Measured:
     gradient: Any = None
 
 
-def random_rollouts(shape: Shape, questions: int, size: int, seed: int = 0) -> list[list[Rollout]]:
+def random_rollouts(
+    shape: Shape, questions: int, size: int, seed: int = 0
+) -> list[list[TrainingRollout]]:
     """Returns groups of `size` rollouts of random tokens."""
     rng = random.Random(seed)
 
     def words(mean: int) -> tuple[int, ...]:
         return tuple(rng.choices(range(1000, 40_000), k=rng.randint(mean * 2 // 3, mean * 4 // 3)))
 
-    def rollout(question: str, prompt: tuple[int, ...]) -> Rollout:
+    def rollout(question: str, prompt: tuple[int, ...]) -> TrainingRollout:
         calls = []
         for _ in range(rng.randint(*shape.calls)):
             calls.append(PolicyCall(StepTokens(prompt, words(shape.sampled))))
             prompt = (*prompt, *calls[-1].tokens.step, *words(shape.inserted))
-        return Rollout(question, tuple(calls), rng.random())
+        return TrainingRollout(question, tuple(calls), rng.random())
 
     groups = []
     for number in range(questions):
@@ -110,7 +112,7 @@ def random_rollouts(shape: Shape, questions: int, size: int, seed: int = 0) -> l
     return groups
 
 
-def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[Rollout]]:
+def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[TrainingRollout]]:
     """Returns the groups of `size` rollouts that `train-grpo` drew for a batch.
 
     Skips groups that lost a rollout, because TRL's groups have a fixed size.
@@ -127,13 +129,13 @@ def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[Rollout]]:
             groups[question, path.split("+")[0]][draw].append(PolicyCall(tokens))
     rng = random.Random(batch)
     return [
-        [Rollout(question, tuple(calls), rng.random()) for calls in draws.values()]
+        [TrainingRollout(question, tuple(calls), rng.random()) for calls in draws.values()]
         for (question, _), draws in groups.items()
         if len(draws) == size
     ]
 
 
-def turn_of(rollout: Rollout) -> tuple[list[int], list[int], list[int]]:
+def turn_of(rollout: TrainingRollout) -> tuple[list[int], list[int], list[int]]:
     """Returns a rollout as TRL's row: prompt, completion, and the mask of the policy's tokens.
 
     Raises:

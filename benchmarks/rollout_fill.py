@@ -130,7 +130,7 @@ def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
             with source:
                 batch = source.collect(number, None)
         source.watch[-1].stop()
-        return source.watch[-1], batch.measured["sample_s"]
+        return source.watch[-1], batch.metrics.sample_s or 0.0
 
 
 def main() -> None:

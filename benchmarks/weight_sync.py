@@ -34,7 +34,7 @@ from branchwise.runs.factories import open_data
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.training.arguments import silence_libraries
 from branchwise.training.grpo.canary import TOLERANCE, Canary, CanaryResult
-from branchwise.training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from branchwise.training.grpo.rollouts import PolicyCall, RolloutBatch, TrainingRollout
 from branchwise.training.grpo.train import grpo_trainer
 from branchwise.training.packing import StepTokens
 from branchwise.training.settings import GrpoSettings, TrainingSettings
@@ -129,7 +129,7 @@ class Synced:
             print(f"{number} updates: {self.resident_mb[-1]:,.0f} MB", flush=True)
         return RolloutBatch([rollouts])
 
-    async def _rollout(self, engine: Any, number: int, draw: int) -> Rollout:
+    async def _rollout(self, engine: Any, number: int, draw: int) -> TrainingRollout:
         request = SampleRequest(
             self.prompts[0],
             Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16),
@@ -140,7 +140,7 @@ class Synced:
         call = PolicyCall(
             StepTokens(completion.prompt_ids, completion.token_ids), completion.logprobs
         )
-        return Rollout("q", (call,), float(draw % 2))
+        return TrainingRollout("q", (call,), float(draw % 2))
 
     async def _error_with(self, model: Any, fault: str) -> float:
         served = deepcopy(model)

@@ -6,13 +6,14 @@ from .curves import read_metrics as read_metrics
 from .examples import StepExample as StepExample
 from .examples import chosen_steps as chosen_steps
 from .examples import right_trajectories as right_trajectories
+from .grpo.batch_metrics import BatchMetrics as BatchMetrics
 from .grpo.canary import Canary as Canary
 from .grpo.canary import tolerance_for as tolerance_for
 from .grpo.loss import has_spread as has_spread
 from .grpo.rollouts import PolicyCall as PolicyCall
-from .grpo.rollouts import Rollout as Rollout
 from .grpo.rollouts import RolloutBatch as RolloutBatch
 from .grpo.rollouts import RolloutSource as RolloutSource
+from .grpo.rollouts import TrainingRollout as TrainingRollout
 from .grpo.rollouts import batch_indices as batch_indices
 from .grpo.train import train_grpo as train_grpo
 from .packing import StepTokens as StepTokens

@@ -62,12 +62,13 @@ def batch_of(rows: Sequence[StepTokens], tokenizer: Any, *, packed: bool) -> dic
     return (packed_batch if packed else padded_batch)(rows, pad_id(tokenizer))
 
 
-def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
-    """Returns the rows in full, padded on the right: tensors of shape (rows, longest)."""
+def padded_batch(rows: Sequence[StepTokens], pad: int, side: str = "right") -> dict[str, Any]:
+    """Returns the rows in full, padded on a side: tensors of shape (rows, longest)."""
+    masks = [[0] * len(row.prompt) + [1] * len(row.step) for row in rows]
     return {
-        "input_ids": padded([row.whole for row in rows], pad),
-        "attention_mask": padded([[1] * len(row.whole) for row in rows], 0),
-        "completion_mask": padded([[0] * len(r.prompt) + [1] * len(r.step) for r in rows], 0),
+        "input_ids": padded([row.whole for row in rows], pad, side),
+        "attention_mask": padded([[1] * len(mask) for mask in masks], 0, side),
+        "completion_mask": padded(masks, 0, side),
     }
 
 
@@ -87,6 +88,12 @@ def packed_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
         "tree_ends": torch.tensor([tree.ends]),
         "tree_rows": padded([[*place, 0] for place in places], 0),
     }
+
+
+def labelled(batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns a batch with `labels` (token ids of the steps, else `IGNORED`) for its mask."""
+    unlearned = batch.pop("completion_mask") == 0
+    return batch | {"labels": batch["input_ids"].masked_fill(unlearned, IGNORED)}
 
 
 def padded(rows: Iterable[Sequence[int]], filler: int, side: str = "right") -> Any:
@@ -168,12 +175,10 @@ def read_steps(trainer: Any, model: Any, rows: Sequence[StepTokens]) -> tuple[An
         the output, whose `log_probs` have that shape.
     """
     device = trainer.accelerator.device
-    batch = batch_of(rows, trainer.processing_class, packed=trainer.packed)
+    batch = labelled(batch_of(rows, trainer.processing_class, packed=trainer.packed))
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    sampled = batch.pop("completion_mask") == 1
-    labels = batch["input_ids"].masked_fill(~sampled, IGNORED)
-    output = model(**batch, labels=labels, fused_lm_head=True, use_cache=False)
-    return sampled[:, 1:], output
+    output = model(**batch, fused_lm_head=True, use_cache=False)
+    return batch["labels"][:, 1:] != IGNORED, output
 
 
 def tokens_read(rows: Iterable[StepTokens], *, packed: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .packing import IGNORED, StepTokens, packed_batch, padded
+from .packing import IGNORED, StepTokens, labelled, packed_batch, padded_batch
 from .samplers import ExampleOrder
 from .warm_up import WarmUpTrainer
 
@@ -27,9 +27,7 @@ class StepTrainer(WarmUpTrainer):
     def __init__(
         self, *, packed: bool, pad: int, together: Sequence[str] | None, **kwargs: Any
     ) -> None:
-        super().__init__(
-            data_collator=partial(packed_steps if packed else left_padded, pad), **kwargs
-        )
+        super().__init__(data_collator=partial(step_batch, pad, packed), **kwargs)
         self.together = together
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -63,18 +61,6 @@ class StepTrainer(WarmUpTrainer):
         return losses.sum() / items
 
 
-def packed_steps(pad: int, steps: Sequence[StepTokens]) -> dict[str, Any]:
-    """Returns a packed batch with `labels` of shape (batch, 1 + longest step)."""
-    batch = packed_batch(steps, pad)
-    trained = batch.pop("completion_mask")
-    return batch | {"labels": batch["input_ids"].masked_fill(trained == 0, IGNORED)}
-
-
-def left_padded(pad: int, steps: Sequence[StepTokens]) -> dict[str, Any]:
-    """Returns examples side by side, padded on the left: tensors of shape (batch, longest)."""
-    labels = [(IGNORED,) * len(step.prompt) + step.step for step in steps]
-    return {
-        "input_ids": padded([step.whole for step in steps], pad, "left"),
-        "attention_mask": padded([[1] * len(step.whole) for step in steps], 0, "left"),
-        "labels": padded(labels, IGNORED, "left"),
-    }
+def step_batch(pad: int, packed: bool, steps: Sequence[StepTokens]) -> dict[str, Any]:
+    """Returns a batch with `labels`, packed or padded on the left (see `StepTrainer`)."""
+    return labelled(packed_batch(steps, pad) if packed else padded_batch(steps, pad, "left"))

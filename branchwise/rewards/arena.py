@@ -142,7 +142,7 @@ def _relevance(
 
 
 @register_reward
-class Arena(OutcomeScheme):
+class ArenaRewards(OutcomeScheme):
     """ARENA's adaptive reward of one reply."""
 
     name = "arena"

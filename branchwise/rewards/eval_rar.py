@@ -158,7 +158,7 @@ def _copied_share(evaluations: Iterable[_Evaluation], blocks: Sequence[str]) -> 
 
 
 @register_reward
-class EvalRar(OutcomeScheme):
+class EvalRarRewards(OutcomeScheme):
     """Rewards of the protocols that share Search-R1's loop."""
 
     name = "eval-rar"

@@ -171,7 +171,7 @@ def _is_readable(text: str, shown: set[str]) -> bool:
 
 
 @register_reward
-class R1Searcher(OutcomeScheme):
+class R1SearcherRewards(OutcomeScheme):
     """R1-Searcher's rewards of stage 1 or 2."""
 
     name = "r1-searcher"

@@ -8,15 +8,15 @@ from pydantic import BeforeValidator, SerializeAsAny
 from branchwise.base import NamedBlock
 from branchwise.engines import Engine
 
-from .arena import Arena
-from .eval_rar import EvalRar
-from .evo_rag.scheme import EvoRag
-from .r1_searcher import R1Searcher
+from .arena import ArenaRewards
+from .eval_rar import EvalRarRewards
+from .evo_rag.scheme import EvoRagRewards
+from .r1_searcher import R1SearcherRewards
 from .scheme import SCHEMES, RecipeFacts, RewardScheme
 from .settings import SchemeSettings
 from .spre import Spre
 
-OWN = (Spre, EvoRag, Arena, R1Searcher, EvalRar)
+OWN = (Spre, EvoRagRewards, ArenaRewards, R1SearcherRewards, EvalRarRewards)
 """Our own schemes, which register themselves when they are imported."""
 
 

@@ -27,11 +27,12 @@ from branchwise.runs import (
 )
 from branchwise.storage import Ledger
 from branchwise.training import (
+    BatchMetrics,
     Canary,
     PolicyCall,
-    Rollout,
     RolloutBatch,
     StepTokens,
+    TrainingRollout,
     batch_indices,
     has_spread,
 )
@@ -52,7 +53,7 @@ class Serving(Protocol):
 class ScoredRollout:
     """A rollout with its reward and its evaluation metrics."""
 
-    rollout: Rollout
+    rollout: TrainingRollout
     outcome: Outcome
     row: Prediction
 
@@ -102,9 +103,7 @@ class Rollouts:
         began = time.monotonic()
         async with self.serving.serve(model) as served:
             checked = await self.canary.check(served, model)
-            measured = {"sync_s": time.monotonic() - began, "canary_error": checked.error}
-            if checked.moved is not None:
-                measured["canary_moved"] = checked.moved
+            sync_s = time.monotonic() - began
             self.ledger.note_engine(served.digest, json.dumps(asdict(served.capabilities)))
             engine = LedgeredEngine(
                 served, self.ledger, self.recipe.policy.price_per_million, self.gate.check
@@ -112,12 +111,17 @@ class Rollouts:
             environment = self._environment(engine)
             began = time.monotonic()
             groups, lost = await self._groups(environment, number)
-            measured["sample_s"] = time.monotonic() - began
-            measured |= _curve([scored for group in groups for scored in group])
-            measured |= {f"lost_{reason}": float(count) for reason, count in lost.items()}
-            measured["silent_share"] = 1 - fmean(map(_has_spread, groups)) if groups else 1.0
-            measured |= await self._dev(environment, number)
-        return RolloutBatch([[scored.rollout for scored in group] for group in groups], measured)
+            metrics = replace(
+                _metrics([scored for group in groups for scored in group]),
+                sync_s=sync_s,
+                sample_s=time.monotonic() - began,
+                canary_error=checked.error,
+                canary_moved=checked.moved,
+                lost={reason: float(count) for reason, count in lost.items()},
+                silent_share=1 - fmean(map(_has_spread, groups)) if groups else 1.0,
+            )
+            await self._add_dev(metrics, environment, number)
+        return RolloutBatch([[scored.rollout for scored in group] for group in groups], metrics)
 
     def _environment(self, engine: Engine) -> Environment:
         """Returns an environment without structured decoding, which would change the policy."""
@@ -133,21 +137,21 @@ class Rollouts:
         lost: list[BranchwiseError | None] = []
         waiting = self._window(number)
         groups: list[list[ScoredRollout]] = []
-        wanted, drawn = settings.batch_questions, 0
-        while wanted > 0 and waiting:
-            questions, waiting = waiting[:wanted], waiting[wanted:]
+        missing, draws = settings.batch_questions, 0
+        while missing > 0 and waiting:
+            questions, waiting = waiting[:missing], waiting[missing:]
             groups += filter(None, await self._draw(environment, number, questions, lost))
-            drawn += len(questions) * settings.group_size
-            self._check_lost(number, lost, drawn)
-            wanted = settings.batch_questions - sum(map(_has_spread, groups))
+            draws += len(questions) * settings.group_size
+            self._check_lost(number, lost, draws)
+            missing = settings.batch_questions - sum(map(_has_spread, groups))
         return groups, _by_reason(lost)
 
-    def _check_lost(self, number: int, lost: Sequence[BranchwiseError | None], drawn: int) -> None:
+    def _check_lost(self, number: int, lost: Sequence[BranchwiseError | None], draws: int) -> None:
         share = self.recipe.limits.max_failed_share
-        if len(lost) > max(1, share * drawn):
+        if len(lost) > max(1, share * draws):
             last = next((f" The last error: {error}." for error in reversed(lost) if error), "")
             raise TrainingError(
-                f"batch {number}: {len(lost)} of {drawn} rollouts failed "
+                f"batch {number}: {len(lost)} of {draws} rollouts failed "
                 f"({listed(_by_reason(lost))}), more than limits.max_failed_share ({share:g})."
                 f"{last} Fix the cause or raise the limit, then rerun the same command to resume"
             )
@@ -181,7 +185,7 @@ class Rollouts:
         sampling = Sampling.of(self.recipe.policy)
         progress = Progress(f"batch {number}", len(questions) * size, spent=self.ledger.totals)
         # Keyed by draw: sums of floats, and therefore the weights, depend on the order.
-        drawn: list[dict[int, ScoredRollout]] = [{} for _ in questions]
+        groups: list[dict[int, ScoredRollout]] = [{} for _ in questions]
 
         async def roll(item: tuple[int, int]) -> ScoredRollout | None:
             (question, path), draw = questions[item[0]], item[1]
@@ -191,10 +195,10 @@ class Rollouts:
         async with progress.shown(self.prepared.context.console):
             async for (index, draw), outcome in self._attempts(draws, roll, progress):
                 if isinstance(outcome, ScoredRollout):
-                    drawn[index][draw] = outcome
+                    groups[index][draw] = outcome
                 else:
                     lost.append(outcome)
-        return [[group[draw] for draw in sorted(group)] for group in drawn]
+        return [[group[draw] for draw in sorted(group)] for group in groups]
 
     async def _attempts(
         self, items: Iterable[Item], work: Any, progress: Progress
@@ -222,14 +226,14 @@ class Rollouts:
         if outcome.total is None:
             return None
         row = score_trajectory(question, trajectory, environment, policy=PATH)
-        rollout = Rollout(question.id, _calls(trajectory), outcome.total)
+        rollout = TrainingRollout(question.id, _calls(trajectory), outcome.total)
         return ScoredRollout(rollout, outcome, row)
 
-    async def _dev(self, environment: Environment, number: int) -> dict[str, float]:
-        """Answers the dev questions greedily in every `eval_every`-th batch; else returns {}."""
+    async def _add_dev(self, metrics: BatchMetrics, environment: Environment, number: int) -> None:
+        """Answers the dev questions greedily in every `eval_every`-th batch; adds the metrics."""
         every = self.recipe.training.grpo.eval_every
         if not every or number % every:
-            return {}
+            return
         sampling = Sampling.of(self.recipe.policy, temperature=0.0)
 
         async def answer(question: Question) -> ScoredRollout | None:
@@ -237,15 +241,14 @@ class Rollouts:
 
         attempts = self._attempts(self.dev, answer, Progress("dev", len(self.dev)))
         rows = [scored.row async for _, scored in attempts if isinstance(scored, ScoredRollout)]
-        lost = len(self.dev) - len(rows)
-        measured = {"dev_lost": float(lost)} if lost else {}
+        if lost := len(self.dev) - len(rows):
+            metrics.dev_lost = float(lost)
         if rows:
-            measured["dev_em"] = fmean(row.em or 0.0 for row in rows)
+            metrics.dev_em = fmean(row.em or 0.0 for row in rows)
             self.prepared.context.log(
-                f"batch {number}: greedy EM on dev {100 * measured['dev_em']:.1f} % of "
+                f"batch {number}: greedy EM on dev {100 * metrics.dev_em:.1f} % of "
                 f"{len(rows)} questions"
             )
-        return measured
 
 
 def _has_spread(group: Sequence[ScoredRollout]) -> bool:
@@ -266,32 +269,35 @@ def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
     )
 
 
-def _curve(finished: Sequence[ScoredRollout]) -> dict[str, float]:
-    if not finished:
-        return {"rollouts": 0.0}
+def _metrics(finished: Sequence[ScoredRollout]) -> BatchMetrics:
     rows = [scored.row for scored in finished]
-    values: dict[str, list[float | None]] = {
-        "reward": [scored.rollout.reward for scored in finished],
-        "em": [row.em for row in rows],
-        "f1": [row.f1 for row in rows],
-        "answer_rate": [float(bool(row.prediction)) for row in rows],
-        "format_ok": [float(row.format_ok) for row in rows],
-        "policy_tokens": [float(scored.rollout.sampled) for scored in finished],
-        "total_tokens": [float(row.turn_tokens or row.input_tokens) for row in rows],
-        "calls": [float(row.steps) for row in rows],
-        "retrievals": [
-            float(row.searches if row.retrievals is None else row.retrievals) for row in rows
-        ],
-        "valid_searches": [float(row.valid_searches) for row in rows],
-        "evaluated": [row.evaluated for row in rows],
-        "copied": [row.copied for row in rows],
+    names = dict.fromkeys(name for scored in finished for name in scored.outcome.components)
+    components = {
+        name: _mean(scored.outcome.components.get(name) for scored in finished) for name in names
     }
-    for name in dict.fromkeys(name for scored in finished for name in scored.outcome.components):
-        values[f"reward/{name}"] = [scored.outcome.components.get(name) for scored in finished]
-    known = {name: [v for v in column if v is not None] for name, column in values.items()}
     endings = Counter(row.stop_reason for row in rows)
-    return {
-        "rollouts": float(len(finished)),
-        **{name: fmean(column) for name, column in known.items() if column},
-        **{f"end/{reason}": count / len(rows) for reason, count in sorted(endings.items())},
-    }
+    return BatchMetrics(
+        rollouts=float(len(finished)),
+        reward=_mean(scored.rollout.reward for scored in finished),
+        components={name: mean for name, mean in components.items() if mean is not None},
+        em=_mean(row.em for row in rows),
+        f1=_mean(row.f1 for row in rows),
+        answer_rate=_mean(bool(row.prediction) for row in rows),
+        format_ok=_mean(row.format_ok for row in rows),
+        policy_tokens=_mean(scored.rollout.sampled for scored in finished),
+        total_tokens=_mean(row.turn_tokens or row.input_tokens for row in rows),
+        calls=_mean(row.steps for row in rows),
+        retrievals=_mean(
+            row.searches if row.retrievals is None else row.retrievals for row in rows
+        ),
+        valid_searches=_mean(row.valid_searches for row in rows),
+        evaluated=_mean(row.evaluated for row in rows),
+        copied=_mean(row.copied for row in rows),
+        endings={reason: count / len(rows) for reason, count in sorted(endings.items())},
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the known values, or None if there are none."""
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None

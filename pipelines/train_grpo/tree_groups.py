@@ -15,17 +15,18 @@ from branchwise.agent import protocol_of
 from branchwise.base import ConfigError
 from branchwise.runs import Run, StoredTree, stored_trees
 from branchwise.training import (
+    BatchMetrics,
     PolicyCall,
-    Rollout,
     RolloutBatch,
     StepTokens,
+    TrainingRollout,
     batch_indices,
     has_spread,
 )
 from branchwise.types import NO_PARENT, Question
 from branchwise.weights import prompt_ids, target_ids
 
-Group = tuple[Rollout, ...]
+Group = tuple[TrainingRollout, ...]
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,8 @@ class TreeGroups:
         chosen = batch_indices(number, self.batch_questions, len(self.trees), f"trees:{self.seed}")
         groups = [group for _, index in chosen for group in self.trees[index]]
         silent = fmean(not _has_spread(group) for group in groups)
-        return RolloutBatch(
-            groups, {"rollouts": float(sum(map(len, groups))), "silent_share": silent}
-        )
+        rollouts = float(sum(map(len, groups)))
+        return RolloutBatch(groups, BatchMetrics(rollouts=rollouts, silent_share=silent))
 
 
 def tree_groups(run: Run, table: str, tokenizer: Any) -> list[tuple[Question, list[Group]]]:
@@ -70,13 +70,14 @@ def tree_groups(run: Run, table: str, tokenizer: Any) -> list[tuple[Question, li
 
 def _groups_of(run: Run, tree: StoredTree, tokenizer: Any) -> list[Group]:
     protocol = protocol_of(run.recipe.agent)
-    siblings: dict[int, dict[tuple[int, ...], Rollout]] = {}
+    siblings: dict[int, dict[tuple[int, ...], TrainingRollout]] = {}
     for node in tree.nodes:
         if node.parent_id == NO_PARENT or node.reward is None:
             continue
         ids = node.token_ids or target_ids(node.text, tokenizer, protocol.stops, cut=node.cut)
         prompt = prompt_ids(protocol.prompt(tree.states[node.parent_id]), tokenizer)
-        rollout = Rollout(node.question_id, (PolicyCall(StepTokens(prompt, ids)),), node.reward)
+        calls = (PolicyCall(StepTokens(prompt, ids)),)
+        rollout = TrainingRollout(node.question_id, calls, node.reward)
         siblings.setdefault(node.parent_id, {})[ids] = rollout
     return list(filter(_has_spread, (tuple(group.values()) for group in siblings.values())))
 

@@ -21,7 +21,7 @@ from branchwise.annotation.settings import PairSettings
 from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling
 from branchwise.mcts import SEARCH_SETTINGS
 from branchwise.rewards.evo_rag.returns import label_returns
-from branchwise.rewards.evo_rag.scheme import EvoRag
+from branchwise.rewards.evo_rag.scheme import EvoRagRewards
 from branchwise.rewards.labels import Label
 from branchwise.rewards.scheme import RewardScheme
 from branchwise.runs.recipe import Recipe
@@ -134,7 +134,7 @@ async def test_only_finished_trajectories_are_valued_and_counted_in_labels() -> 
         assert (label.reward is None) == (not below)
 
 
-def scheme_with_verifier(*words: str, **settings: Any) -> tuple[EvoRag, ScriptedEngine]:
+def scheme_with_verifier(*words: str, **settings: Any) -> tuple[EvoRagRewards, ScriptedEngine]:
     engine = hash_policy(words)
     return evo_scheme(verifier=engine, **settings), engine
 

@@ -7,7 +7,7 @@ from tiny_llama import write_tiny_folder
 from training_settings import training_settings
 
 from benchmarks.grpo_steps import Shape, distance, random_rollouts, train_once, turn_of
-from branchwise.training.grpo.rollouts import PolicyCall, Rollout
+from branchwise.training.grpo.rollouts import PolicyCall, TrainingRollout
 from branchwise.training.packing import StepTokens
 
 
@@ -16,13 +16,13 @@ def call(prompt: tuple[int, ...], *step: int) -> PolicyCall:
 
 
 def test_turn_of_joins_policy_and_environment_tokens_in_order() -> None:
-    rollout = Rollout("q", (call((1, 2), 3, 4), call((1, 2, 3, 4, 9, 9), 5)), 0.0)
+    rollout = TrainingRollout("q", (call((1, 2), 3, 4), call((1, 2, 3, 4, 9, 9), 5)), 0.0)
     assert turn_of(rollout) == ([1, 2], [3, 4, 9, 9, 5], [1, 1, 0, 0, 1])
 
 
 def test_turn_of_rejects_a_rollout_whose_prompts_are_rewritten() -> None:
     with pytest.raises(ValueError, match="rewrites"):
-        turn_of(Rollout("q", (call((1, 2), 3), call((1, 7), 5)), 0.0))
+        turn_of(TrainingRollout("q", (call((1, 2), 3), call((1, 7), 5)), 0.0))
 
 
 @pytest.mark.model

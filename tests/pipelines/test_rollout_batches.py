@@ -158,8 +158,8 @@ def test_a_failed_call_drops_only_its_own_rollout(world: Make) -> None:
     assert rewards(batch) == [[1.0] * 3, [1.0] * 3], (
         "a failed rollout should not count as a reward of 0"
     )
-    assert (batch.measured["lost_EndpointError"], batch.measured["rollouts"]) == (2, 6)
-    assert batch.measured["silent_share"] == 1.0
+    assert (batch.metrics.lost["EndpointError"], batch.metrics.rollouts) == (2, 6)
+    assert batch.metrics.silent_share == 1.0
 
 
 def test_a_failed_search_drops_only_its_own_rollout(world: Make) -> None:
@@ -175,7 +175,7 @@ def test_a_failed_search_drops_only_its_own_rollout(world: Make) -> None:
     made.retriever = ScriptedRetriever(shelf)
     batch = made.collect()
     assert rewards(batch) == [[1.0] * 3, [1.0] * 3]
-    assert batch.measured["lost_RetrievalError"] == 2
+    assert batch.metrics.lost["RetrievalError"] == 2
 
 
 def test_a_batch_that_lost_too_many_rollouts_raises_and_can_resume(world: Make) -> None:
@@ -206,7 +206,7 @@ def test_a_group_without_any_rollouts_is_dropped(world: Make) -> None:
 
     batch = world(failing).collect()
     assert list(batch.groups) == []
-    assert (batch.measured["rollouts"], batch.measured["lost_EndpointError"]) == (0, 8)
+    assert (batch.metrics.rollouts, batch.metrics.lost["EndpointError"]) == (0, 8)
 
 
 def test_a_fatal_error_stops_the_batch(world: Make) -> None:
@@ -239,7 +239,7 @@ def test_dynamic_sampling_draws_more_questions_for_groups_without_spread(
     assert first_draws(made) == order[:expected]
     assert [group[0].question_id for group in batch.groups] == order[:expected]
     share = len(quiet & set(order[:expected])) / expected
-    assert batch.measured["silent_share"] == pytest.approx(share)
+    assert batch.metrics.silent_share == pytest.approx(share)
 
 
 def first_draws(world: World) -> list[str]:
@@ -346,12 +346,12 @@ def test_dev_is_answered_greedily_every_eval_every_batches_without_training(worl
         assert all(one.sampling.temperature == 0 for one in dev)
         others = [one for one in made.engine.asked if one not in dev]
         assert len(others) == 8 and all(one.sampling.temperature == 1 for one in others)
-        assert batch.measured.get("dev_em") == (0.5 if is_due else None)
-        assert batch.measured.get("dev_lost") == (1 if is_due else None)
+        assert batch.metrics.dev_em == (0.5 if is_due else None)
+        assert batch.metrics.dev_lost == (1 if is_due else None)
         assert {one.question_id for group in batch.groups for one in group} <= {
             question.id for question in QUESTIONS
         }
-        assert batch.measured["rollouts"] == 8
+        assert batch.metrics.rollouts == 8
 
 
 SCRIPT = {
@@ -366,7 +366,7 @@ call left after the third search; 3 corrects an invalid action."""
 
 def test_metrics_of_a_worked_example(world: Make) -> None:
     made = world(lambda one: SCRIPT[one.identity.draw][call_number(one)], batch_questions=1)
-    measured = made.collect().measured
+    measured = made.collect().metrics.line()
     expected = {
         "rollouts": 4,
         "reward": 2 / 4,

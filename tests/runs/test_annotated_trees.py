@@ -23,7 +23,7 @@ from branchwise.runs.folder import Run, existing_run
 from branchwise.storage.manifest import load_manifest, remove_parts
 from branchwise.storage.parts import question_ids
 from branchwise.storage.schemas import table_to_records
-from branchwise.training.grpo.rollouts import PolicyCall, Rollout
+from branchwise.training.grpo.rollouts import PolicyCall, TrainingRollout
 from branchwise.training.packing import StepTokens
 from branchwise.types import TreeNode
 from branchwise.weights.chat_template import target_ids
@@ -193,8 +193,8 @@ def test_tree_groups_add_no_end_of_turn_token_to_a_cut_reply(
 
 
 def test_batches_of_trees_draw_every_question_once_before_repeating_any() -> None:
-    def rollout(name: str, reward: float) -> Rollout:
-        return Rollout(name, (PolicyCall(StepTokens((1,), (2,))),), reward)
+    def rollout(name: str, reward: float) -> TrainingRollout:
+        return TrainingRollout(name, (PolicyCall(StepTokens((1,), (2,))),), reward)
 
     trees = [[(rollout(name, 1.0), rollout(name, 0.5))] for name in "abcde"]
     source = TreeGroups(trees, batch_questions=2, seed=0)
@@ -202,4 +202,4 @@ def test_batches_of_trees_draw_every_question_once_before_repeating_any() -> Non
     drawn = [group[0].question_id for batch in batches for group in batch.groups]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["a", "b", "c", "d", "e"]
     assert drawn[:5] != drawn[5:], "epochs should differ in their order"
-    assert batches[0].measured == {"rollouts": 4.0, "silent_share": 0.0}
+    assert batches[0].metrics.line() == {"rollouts": 4.0, "silent_share": 0.0}

@@ -7,7 +7,7 @@ from typing import Any
 from branchwise.agent.evo_rag import EvoRAG
 from branchwise.agent.state import Action, State, Step
 from branchwise.engines.sampling import Engine
-from branchwise.rewards.evo_rag.scheme import EvoRag
+from branchwise.rewards.evo_rag.scheme import EvoRagRewards
 from branchwise.rewards.evo_rag.steps import EpisodeRewards, Gold
 from branchwise.rewards.settings import EvoRagSettings
 from branchwise.runs.recipe import Recipe
@@ -46,14 +46,16 @@ def rewards(
     )
 
 
-def evo_scheme(max_steps: int = 6, verifier: Engine | None = None, **settings: Any) -> EvoRag:
+def evo_scheme(
+    max_steps: int = 6, verifier: Engine | None = None, **settings: Any
+) -> EvoRagRewards:
     """Returns EVO-RAG's scheme with these rewards; `verifier`, if any, checks refusals."""
     blocks = {
         "agent": {"protocol": "evo-rag", "max_steps": max_steps},
         "rewards": {"scheme": "evo-rag", **settings},
         "verifier": None if verifier is None else {},
     }
-    scheme = EvoRag(Recipe.model_validate({"name": "x", **blocks}), verifier)
+    scheme = EvoRagRewards(Recipe.model_validate({"name": "x", **blocks}), verifier)
     scheme.rewards = rewards(max_steps, verified=verifier is not None, **settings)
     return scheme
 

@@ -13,7 +13,7 @@ from branchwise.agent.state import Action, State, Step
 from branchwise.training.examples import StepExample, chosen_steps, right_trajectories, tokenise
 from branchwise.training.packing import IGNORED
 from branchwise.training.preference.preference_tokens import tokenise_pairs
-from branchwise.training.sft_trainer import left_padded
+from branchwise.training.sft_trainer import step_batch
 from branchwise.types import Message, RetrievedPassage
 from branchwise.weights.policies import packaged_gguf, tokenizer_of
 
@@ -44,7 +44,7 @@ def test_prompt_and_target_ids_equal_the_chat_templates(tokenizer: Any, target: 
 def test_only_the_policys_own_tokens_carry_a_loss(tokenizer: Any) -> None:
     messages = (Message("system", "Answer."), Message("user", "<answer>not mine</answer>"))
     [tokens] = tokenise([StepExample(messages, "<answer>mine</answer>", "q", "r")], tokenizer)
-    labels = left_padded(0, [tokens])["labels"][0]
+    labels = step_batch(0, False, [tokens])["labels"][0]
     assert len(labels) == len(tokens.whole)
     learned = labels[labels != IGNORED].tolist()
     assert tokenizer.decode(learned) == "<answer>mine</answer><|im_end|>"

@@ -12,7 +12,8 @@ from training_settings import training_settings
 
 from branchwise.base.errors import BudgetExceeded, TrainingError
 from branchwise.training.curves import read_metrics
-from branchwise.training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from branchwise.training.grpo.batch_metrics import BatchMetrics
+from branchwise.training.grpo.rollouts import PolicyCall, RolloutBatch, TrainingRollout
 from branchwise.training.grpo.train import grpo_trainer, train_grpo
 from branchwise.training.packing import StepTokens
 from branchwise.training.settings import TrainingSettings
@@ -49,9 +50,9 @@ class RandomRollouts:
         self.models.append(model)
         groups = [[self._rollout(number, q, draw) for draw in range(4)] for q in range(2)]
         mean = sum(one.reward for group in groups for one in group) / 8
-        return RolloutBatch(groups, {"reward": mean, "rollouts": 8.0})
+        return RolloutBatch(groups, BatchMetrics(reward=mean, rollouts=8.0))
 
-    def _rollout(self, number: int, question: int, draw: int) -> Rollout:
+    def _rollout(self, number: int, question: int, draw: int) -> TrainingRollout:
         rng = random.Random(f"{number}:{question}:{draw}")
         prompt = (1, 2, 3, 100 + question, *[9] * self.passages)
         first = tuple(rng.choices(range(5000), k=3))
@@ -61,7 +62,7 @@ class RandomRollouts:
             PolicyCall(StepTokens((*prompt, *first, 5, 6), second), (-9.0,) * 3),
         )
         paid = float(draw % 2) if self.reward is None else self.reward
-        return Rollout(str(question), calls, paid)
+        return TrainingRollout(str(question), calls, paid)
 
 
 def settings(**changes: Any) -> TrainingSettings:
@@ -217,7 +218,8 @@ def test_a_falling_answer_rate_is_logged_once(resumed: bool, base: str, tmp_path
     class Silent(RandomRollouts):
         def collect(self, number: int, model: Any) -> RolloutBatch:
             batch = super().collect(number, model)
-            return RolloutBatch(batch.groups, {"answer_rate": [0.9, 0.5, 0.4, 0.1][number]})
+            rate = [0.9, 0.5, 0.4, 0.1][number]
+            return RolloutBatch(batch.groups, BatchMetrics(answer_rate=rate))
 
     said: list[str] = []
     if resumed:
@@ -296,7 +298,7 @@ class TestAgainstTrl:
         temperature = fields.pop("temperature", 1.0)
         trainer = trainer_on(base, folder, temperature, **fields)
         randomise_adapter(trainer.model)
-        rollouts = [Rollout("q", (PolicyCall(tokens),), 0.0) for tokens, _ in self.CALLS]
+        rollouts = [TrainingRollout("q", (PolicyCall(tokens),), 0.0) for tokens, _ in self.CALLS]
         advantages = [[a] * len(tokens.step) for tokens, a in self.CALLS]
         settings = trainer.settings
         rows = rows_of(

@@ -13,17 +13,17 @@ from branchwise.modeling.token_tree import prefix_tree
 from branchwise.training.grpo.loss import advantages_of
 from branchwise.training.grpo.rollouts import (
     PolicyCall,
-    Rollout,
+    TrainingRollout,
     TrainingRow,
     batch_indices,
-    drawn,
     rows_of,
+    sample_rows,
 )
 from branchwise.training.packing import StepTokens
 from branchwise.training.settings import OUTCOME_RL, GrpoSettings, ReinforceSettings
 
 
-def rollout(reward: float, *lengths: int, question: str = "q") -> Rollout:
+def rollout(reward: float, *lengths: int, question: str = "q") -> TrainingRollout:
     """Returns a rollout of one turn; each prompt adds two inserted tokens to the previous call."""
     prompt: tuple[int, ...] = (1, 2, 3)
     calls, next_id = [], 10 + int(100 * reward)
@@ -31,10 +31,10 @@ def rollout(reward: float, *lengths: int, question: str = "q") -> Rollout:
         sampled = tuple(range(next_id, next_id + length))
         calls.append(PolicyCall(StepTokens(prompt, sampled)))
         prompt, next_id = (*prompt, *sampled, 7, 8), next_id + length
-    return Rollout(question, tuple(calls), reward)
+    return TrainingRollout(question, tuple(calls), reward)
 
 
-def flat(rollouts: Sequence[Rollout]) -> list[tuple[Rollout, list[float]]]:
+def flat(rollouts: Sequence[TrainingRollout]) -> list[tuple[TrainingRollout, list[float]]]:
     """Returns rollouts with an advantage of 1 for each token."""
     return [(one, [1.0] * one.sampled) for one in rollouts]
 
@@ -81,19 +81,19 @@ def test_the_calls_of_a_turn_form_one_path_in_the_prefix_tree() -> None:
 def test_drawn_rows_are_reweighted_for_the_rows_left_out(most: int, seed: int) -> None:
     rollouts = [rollout(place, 3, 2) for place in range(4)]
     rows = rows_of(flat(rollouts))
-    kept = drawn(rows, most, str(seed))
+    kept = sample_rows(rows, most, str(seed))
     tokens = len(prefix_tree([r.tokens.whole for r in kept]).tokens)
     assert kept and (tokens <= most or len(kept) == 1)
     raised = rows[0].weight * len(rows) / len(kept)
     assert [row.weight for row in kept] == pytest.approx([raised] * len(kept))
-    assert drawn(rows, most, str(seed)) == kept
+    assert sample_rows(rows, most, str(seed)) == kept
 
 
 @pytest.mark.parametrize("most", [None, 5])
 def test_drawn_rows_keep_the_engines_logprobs(most: int | None) -> None:
     one = rollout(1, 2)
     call = replace(one.calls[0], logprobs=(-0.5, -0.25))
-    (row,) = drawn(rows_of([(replace(one, calls=(call,)), [1.0, 1.0])]), most, "0")
+    (row,) = sample_rows(rows_of([(replace(one, calls=(call,)), [1.0, 1.0])]), most, "0")
     assert row.logprobs == (-0.5, -0.25)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..packing import StepTokens
 from ..settings import GrpoSettings, OutcomeRlSettings, ReinforceSettings
-from .rollouts import Rollout
+from .rollouts import TrainingRollout
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -131,10 +131,10 @@ def standardised(rollouts: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def advantages_of(
-    groups: Sequence[Sequence[Rollout]],
+    groups: Sequence[Sequence[TrainingRollout]],
     settings: OutcomeRlSettings,
     log_ratios: Mapping[StepTokens, Sequence[float]] | None = None,
-) -> list[tuple[Rollout, list[float]]]:
+) -> list[tuple[TrainingRollout, list[float]]]:
     """Returns all rollouts, each with the advantages of its sampled tokens.
 
     They are 0 for a rollout without others in its group, and in groups without spread, apart from
@@ -167,11 +167,11 @@ def advantages_of(
 
 
 def _reinforce(
-    groups: Sequence[Sequence[Rollout]],
+    groups: Sequence[Sequence[TrainingRollout]],
     settings: ReinforceSettings,
     log_ratios: Mapping[StepTokens, Sequence[float]] | None,
     beta: float,
-) -> list[tuple[Rollout, list[float]]]:
+) -> list[tuple[TrainingRollout, list[float]]]:
     rollouts, returns = [], []
     for group in groups:
         by_group = settings.baseline == "group"
@@ -184,7 +184,7 @@ def _reinforce(
 
 
 def _of_tokens(
-    rollout: Rollout, log_ratios: Mapping[StepTokens, Sequence[float]] | None
+    rollout: TrainingRollout, log_ratios: Mapping[StepTokens, Sequence[float]] | None
 ) -> list[float]:
     if log_ratios is None:
         return [0.0] * rollout.sampled

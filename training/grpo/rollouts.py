@@ -7,7 +7,7 @@ that rewrite their prompt at each step train in the same way.
 
 import random
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, Protocol
@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from branchwise.modeling import prefix_tree
 
 from ..packing import StepTokens
+from .batch_metrics import BatchMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class PolicyCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """A finished rollout.
+class TrainingRollout:
+    """A finished rollout, as tokens to train on.
 
     Attributes:
         reward: Total reward under the reward scheme.
@@ -55,11 +56,11 @@ class RolloutBatch:
 
     Attributes:
         groups: The rollouts of each question.
-        measured: Means and counts for the curve, by name.
+        metrics: Metrics of the rollouts; the trainer adds its own.
     """
 
-    groups: Sequence[Sequence[Rollout]]
-    measured: Mapping[str, float] = field(default_factory=dict)
+    groups: Sequence[Sequence[TrainingRollout]]
+    metrics: BatchMetrics = field(default_factory=BatchMetrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,11 @@ class TrainingRow:
 
 
 class RolloutSource(Protocol):
-    """Source of batches of rollouts."""
+    """Source of batches of rollouts.
+
+    Implementations: `pipelines.train_grpo.generated_rollouts.Rollouts` draws new ones with the
+    current weights; `pipelines.train_grpo.tree_groups.TreeGroups` reads those of stored trees.
+    """
 
     def collect(self, number: int, model: Any) -> RolloutBatch:
         """Draws batch `number`, from 0, with the weights of `model` (a PEFT model).
@@ -92,7 +97,7 @@ class RolloutSource(Protocol):
 
 
 def rows_of(
-    rollouts: Sequence[tuple[Rollout, Sequence[float]]],
+    rollouts: Sequence[tuple[TrainingRollout, Sequence[float]]],
     *,
     aggregation: Literal["rollout", "token"] = "rollout",
     has_kl: bool = True,
@@ -142,7 +147,9 @@ def batch_indices(number: int, size: int, total: int, seed: str) -> list[tuple[i
     return items
 
 
-def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> list[TrainingRow]:
+def sample_rows(
+    rows: Sequence[TrainingRow], max_tokens: int | None, seed: str
+) -> list[TrainingRow]:
     """Draws rows at random until they have `max_tokens` distinct tokens, prompts included.
 
     Raises their weights by the share of rows left out, so that the expected gradient is that of

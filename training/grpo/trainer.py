@@ -11,6 +11,7 @@ transformers takes seconds to import, so this module is imported when a training
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -24,6 +25,7 @@ from branchwise.modeling import prefix_batches
 
 from ..packing import StepTokens, read_steps, token_logps, tokens_read
 from ..training_run import TrainingRun
+from .batch_metrics import BatchMetrics
 from .loss import (
     TokenMeans,
     advantages_of,
@@ -31,7 +33,7 @@ from .loss import (
     divergence,
     is_clipped,
 )
-from .rollouts import Rollout, RolloutSource, TrainingRow, drawn, rows_of
+from .rollouts import RolloutSource, TrainingRollout, TrainingRow, rows_of, sample_rows
 
 MAX_CONSECUTIVE_NONFINITE = 3
 """Consecutive updates without a finite loss and gradient that stop the training."""
@@ -49,11 +51,11 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
             first update (with `ratio: engine` as the engine reports them, with `rollouts: trees`
             under the start). None: the current policy is π_old.
         reference_logps: The same under π_ref, the start; empty if the loss needs none.
-        measured: Values for the next line of the curve, by name.
+        metrics: Metrics for the next line of the curve.
     """
 
-    def __init__(self, run: TrainingRun, source: RolloutSource, **given: Any) -> None:
-        super().__init__(data_collator=lambda steps: {"step": steps[0]}, **given)
+    def __init__(self, run: TrainingRun, source: RolloutSource, **trainer_options: Any) -> None:
+        super().__init__(data_collator=lambda steps: {"step": steps[0]}, **trainer_options)
         self.source = source
         self.settings = run.training.grpo
         self.packed = run.training.packed
@@ -62,7 +64,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         self.updates: list[list[TrainingRow]] = []
         self.old_logps: Mapping[StepTokens, tuple[float, ...]] | None = None
         self.reference_logps: Mapping[StepTokens, tuple[float, ...]] = {}
-        self.measured: dict[str, float] = {}
+        self.metrics = BatchMetrics()
         self.consecutive_nonfinite = 0
         self.warned = False
 
@@ -81,8 +83,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         settings, began = self.settings, time.monotonic()
         model.eval()
         batch = self.source.collect(number, model)
-        self.measured = dict(batch.measured)
-        self.measured["rollout_s"] = time.monotonic() - began
+        self.metrics = replace(batch.metrics, rollout_s=time.monotonic() - began)
         self._warn_of_missing_answers(number)
         began = time.monotonic()
         log_ratios = None
@@ -93,22 +94,26 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         rollouts = advantages_of(batch.groups, settings, log_ratios)
         random.Random(f"updates:{self.seed}:{number}").shuffle(rollouts)
         parts = [rollouts[start :: settings.updates] for start in range(settings.updates)]
+        rows = [self._rows(part) for part in parts]
+        fitting = [list(filter(self._fits, part)) for part in rows]
         self.updates = [
-            self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)
+            sample_rows(part, settings.max_tokens, f"rows:{self.seed}:{number}:{n}")
+            for n, part in enumerate(fitting)
         ]
-        if too_long := self.measured["too_long"]:
+        too_long = self.metrics.too_long = sum(map(len, rows)) - sum(map(len, fitting))
+        if too_long:
             self.print_line(
-                f"batch {number}: {too_long:.0f} calls are left out, because they are longer than "
+                f"batch {number}: {too_long} calls are left out, because they are longer than "
                 f"training.grpo.max_length ({settings.max_length} tokens)"
             )
         elif not any(self.updates):
             self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
         self._compute_logps()
-        self.measured["before_s"] = time.monotonic() - began
+        self.metrics.before_s = time.monotonic() - began
 
     def _warn_of_missing_answers(self, number: int) -> None:
         """Warns once if the policy unlearns to answer (Search-R1++, arXiv 2602.19526)."""
-        rate = self.measured.get("answer_rate")
+        rate = self.metrics.answer_rate
         if rate is None or self.warned:
             return
         # A resumed training has the lines of its checkpoint.
@@ -122,18 +127,13 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
             )
             self.warned = True
 
-    def _rows(
-        self, rollouts: Sequence[tuple[Rollout, list[float]]], seed: str
-    ) -> list[TrainingRow]:
+    def _rows(self, rollouts: Sequence[tuple[TrainingRollout, list[float]]]) -> list[TrainingRow]:
         settings = self.settings
-        rows = rows_of(
-            rollouts,
-            aggregation=settings.aggregation,
-            has_kl=settings.beta > 0 and settings.kl_in == "loss",
-        )
-        fitting = [row for row in rows if sum(map(len, row.tokens)) <= settings.max_length]
-        self.measured["too_long"] = self.measured.get("too_long", 0) + len(rows) - len(fitting)
-        return drawn(fitting, settings.max_tokens, seed)
+        has_kl = settings.beta > 0 and settings.kl_in == "loss"
+        return rows_of(rollouts, aggregation=settings.aggregation, has_kl=has_kl)
+
+    def _fits(self, row: TrainingRow) -> bool:
+        return len(row.tokens.whole) <= self.settings.max_length
 
     def _compute_logps(self) -> None:
         """Computes log-probabilities under policy and start before the first update, if needed."""
@@ -150,7 +150,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         if settings.beta and settings.kl_in == "loss":
             self.reference_logps = self._start_logps(steps)
         elif log_ratios := self._log_ratios(steps[:_KL_SAMPLE_CALLS]):
-            self.measured["kl"] = fmean(chain(*log_ratios.values()))
+            self.metrics.kl = fmean(chain(*log_ratios.values()))
 
     def _log_ratios(self, steps: Iterable[StepTokens]) -> dict[StepTokens, list[float]]:
         distinct = set(steps)
@@ -187,10 +187,10 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
             self.accelerator.backward(micro_loss)
             loss += micro_loss.detach()
         self._drop_unsound(model, loss)
-        self.measured |= means.means()
-        self.measured["rows"] = len(update)
-        self.measured["trained_tokens"] = trained_tokens
-        self.measured["train_s"] = time.monotonic() - began
+        for name, mean in means.means().items():
+            setattr(self.metrics, name, mean)
+        self.metrics.rows, self.metrics.trained_tokens = len(update), trained_tokens
+        self.metrics.train_s = time.monotonic() - began
         return loss
 
     def _loss(self, model: Any, rows: Sequence[TrainingRow], means: TokenMeans) -> Any:
@@ -228,7 +228,7 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         model.zero_grad(set_to_none=True)
         loss.zero_()
         self.consecutive_nonfinite += 1
-        self.measured["lost_updates"] = self.measured.get("lost_updates", 0) + 1
+        self.metrics.lost_updates = 1
         self.print_line(
             f"step {self.state.global_step + 1}: loss or gradient is not finite; this "
             "update is left out"
@@ -240,5 +240,5 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
             )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        super().log({**logs, **self.measured} if "loss" in logs else logs, *args, **kwargs)
-        self.measured = {}
+        super().log(logs | self.metrics.line() if "loss" in logs else logs, *args, **kwargs)
+        self.metrics = BatchMetrics()

@@ -19,7 +19,7 @@ from .steps import EpisodeRewards, Gold
 
 
 @register_reward
-class EvoRag(RewardScheme):
+class EvoRagRewards(RewardScheme):
     """Rewards every step of a trajectory."""
 
     name = "evo-rag"
