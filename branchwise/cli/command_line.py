@@ -116,27 +116,27 @@ def _add_option(parser: argparse.ArgumentParser, option: Parameter) -> None:
     kind, text, *count = get_args(option.annotation)
     if isinstance(kind, UnionType):
         kind, _ = get_args(kind)  # the other is None
-    how: dict[str, Any] = {"help": text}
+    argument: dict[str, Any] = {"help": text}
     if option.default is not Parameter.empty:
-        how["default"] = option.default
-        how["help"] += f"; default {option.default}" if option.default else ""
+        argument["default"] = option.default
+        argument["help"] += f"; default {option.default}" if option.default else ""
     if kind is bool:
-        how["action"] = "store_true"
+        argument["action"] = "store_true"
     elif kind is int:
-        how |= {"type": _count if option.default == 0 else _positive_int, "metavar": "N"}
+        argument |= {"type": _count if option.default == 0 else _positive_int, "metavar": "N"}
     elif kind == tuple[int, ...]:
-        how |= {"type": _seed, "nargs": "+"}
+        argument |= {"type": _seed, "nargs": "+"}
     elif kind == tuple[str, ...]:
-        how["nargs"] = "+"
+        argument["nargs"] = "+"
     elif get_origin(kind) is Literal:
-        how["choices"] = get_args(kind)
+        argument["choices"] = get_args(kind)
     else:
-        how["type"] = kind
+        argument["type"] = kind
     if count:
-        parser.add_argument(option.name, nargs=count[0], **how)
+        parser.add_argument(option.name, nargs=count[0], **argument)
     else:
         flag = f"--{option.name.replace('_', '-')}"
-        parser.add_argument(flag, required="default" not in how, **how)
+        parser.add_argument(flag, required="default" not in argument, **argument)
 
 
 def _count(text: str) -> int:
@@ -221,8 +221,8 @@ def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
 
     if options.history is not None and not options.dry_run:
         raise ConfigError("--history: only a dry run uses it. Add --dry-run, or remove it")
-    for named in filter(None, (options.run, options.history)):
-        reject_special_files(named)  # before anything in it is read
+    for folder in filter(None, (options.run, options.history)):
+        reject_special_files(folder)  # before anything in it is read
     load_plugins(options.plugins)
     recipe = load_recipe(recipe_file(options), options.overrides)
     call = StageContext(

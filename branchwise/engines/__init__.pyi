@@ -9,8 +9,8 @@ from .endpoint.servers import server_kind as server_kind
 from .ledgered import BeforeCall as BeforeCall
 from .ledgered import LedgeredEngine as LedgeredEngine
 from .ledgered import NoCallEngine as NoCallEngine
+from .ledgered import RereadingEngine as RereadingEngine
 from .model_digest import model_digest as model_digest
-from .rereading import RereadingEngine as RereadingEngine
 from .sampling import CallIdentity as CallIdentity
 from .sampling import Capabilities as Capabilities
 from .sampling import Completion as Completion

@@ -1,4 +1,8 @@
-"""Wraps an engine with the ledger: every call is stored before use, and paid for once."""
+"""Engines over stored calls.
+
+Every new call is stored before use, so it is paid for once. The replies of an earlier run can be
+read again, with the present reader and rules.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -10,6 +14,7 @@ from typing import Self, cast
 from branchwise.base import BudgetExceeded, EndpointError, StorageError, replace_surrogates
 from branchwise.storage import Call, Ledger, packed, unpacked
 
+from .endpoint.replies import ReasoningRule, read_again
 from .reasoning import READER
 from .sampling import (
     Capabilities,
@@ -215,3 +220,53 @@ class NoCallEngine:
 
     async def __aexit__(self, *exception: object) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class RereadingEngine:
+    """Wraps an engine: a call that the earlier run made is read again instead of being repeated.
+
+    Attributes:
+        earlier: Open ledger of the earlier run.
+        earlier_digest: Digest under which it has the model's calls.
+    """
+
+    engine: Engine
+    earlier: Ledger
+    earlier_digest: str
+
+    @property
+    def model(self) -> str:
+        return self.engine.model
+
+    @property
+    def digest(self) -> str:
+        return self.engine.digest
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Returns the stored reply, read again; draws one if the earlier run made no such call.
+
+        Raises:
+            EndpointError: If a new call failed.
+            StorageError: If a stored call is damaged.
+        """
+        key = call_key(request, self.earlier_digest)
+        call = self.earlier.get_for_question(request.identity.question_id, key)
+        if call is None:
+            return await self.engine.sample(request)
+        stored = completion_of(call)
+        if request.tokens or request.prefix:  # such replies are not told from reasoning
+            return replace(stored, attempts=0)
+        rule: ReasoningRule = getattr(self.engine, "reasoning_rule", "drop")
+        return read_again(stored, rule)
+
+    async def __aenter__(self) -> Self:
+        await self.engine.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.engine.__aexit__(*exception)

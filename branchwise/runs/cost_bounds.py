@@ -129,8 +129,8 @@ def tree_cost(
     """
     policy = models["policy"]
     prompt = prompt_lengths(protocol, data, top_k, policy.max_new_tokens)
-    low, drawn, ends = tree_calls(search, protocol.max_calls)
-    cost = call_cost(policy, prompt, (low, drawn), tokens=protocol.continues)
+    low, policy_calls, ends = tree_calls(search, protocol.max_calls)
+    cost = call_cost(policy, prompt, (low, policy_calls), tokens=protocol.continues)
     if "judge" in models:
         cost += call_cost(models["judge"], prompt, (0, search.iterations))
     if "verifier" in models:
@@ -160,11 +160,11 @@ def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
     if search.uses("playout"):
         return low, search.iterations * (steps + 1), search.iterations
     rollouts = search.rollouts if search.uses("rollout") else 0
-    left, high = search.iterations, 0
+    iterations_left, high = search.iterations, 0
     for depth in range(1, steps + 1):  # shallow nodes cost most: their rollouts are the longest
-        nodes = min(left, search.max_children**depth)
+        nodes = min(iterations_left, search.max_children**depth)
         high += nodes * (2 + rollouts * (steps - depth))  # a repeated child is drawn once more
-        left -= nodes
+        iterations_left -= nodes
     return low, high, search.iterations
 
 

@@ -56,10 +56,10 @@ def describe_costs(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
     cost = f", {spent.cost_usd:,.4f} USD" if spent.cost_usd else ""
     yield f"{spent.calls} calls in the ledger{cost}"
     if estimated := estimates(ledger):
-        how = ", ".join(f"{n:,} {words}" for words, n in sorted(estimated.items()))
+        counting = ", ".join(f"{n:,} {words}" for words, n in sorted(estimated.items()))
         yield (
             f"the endpoint reported no usable token counts for {spent.estimated:,} of "
-            f"{spent.calls:,} calls, so limits and costs use ours: {how}"
+            f"{spent.calls:,} calls, so limits and costs use ours: {counting}"
         )
     if limits.max_usd is not None and spent.unpriced:
         yield f"limits.max_usd does not count {spent.unpriced:,} calls of models without a price"
@@ -207,14 +207,14 @@ def estimate_from_run(
         ConfigError: If `--history` does not name a run, or a run without such calls.
         StorageError: If the ledger cannot be read.
     """
-    other = existing_run(context.history) if context.history else None
-    run = context.run if other is None else other.folder
-    done = question_ids(run, finished) if finished and run.is_dir() else set[str]()
-    history = read_call_history(run / LEDGER, paths, done if finished else None)
-    if other is not None:
+    history_run = existing_run(context.history) if context.history else None
+    run = context.run if history_run is None else history_run.folder
+    finished_ids = question_ids(run, finished) if finished and run.is_dir() else set[str]()
+    history = read_call_history(run / LEDGER, paths, finished_ids if finished else None)
+    if history_run is not None:
         if history is None:
             raise ConfigError(f"--history: {run}: has no finished {unit}s of this stage")
-        _warn_of_differences(context, other.recipe)
+        _warn_of_differences(context, history_run.recipe)
     elif history is not None and (record := read_record(run)) is not None:
         _warn_of_differences(context, recipe_of(run, record))
     if history is None:
@@ -224,25 +224,25 @@ def estimate_from_run(
     if models is not None:
         prices = {role: model.price_per_million for role, model in models.items()}
     paid = [_paid(by_role, prices) for by_role in history.totals]
-    known = [dollars for dollars in paid if dollars is not None]
-    made = [spent.calls for spent in each]
-    calls = expected_sum(made, units)
+    priced = [dollars for dollars in paid if dollars is not None]
+    calls_per_unit = [spent.calls for spent in each]
+    calls = expected_sum(calls_per_unit, units)
     files = (path for pattern in STORED for path in run.glob(pattern))
     stored_bytes = sum(path.stat().st_size for path in files if path.is_file())
     cost = CostRange(
         calls,
         expected_sum([spent.input_tokens for spent in each], units),
         expected_sum([spent.output_tokens for spent in each], units),
-        expected_sum(known, units) if len(known) == len(paid) else None,
+        expected_sum(priced, units) if len(priced) == len(paid) else None,
         scale(calls, stored_bytes / history.calls),
     )
-    source = "this run" if other is None else terminal_safe(str(run))
+    source = "this run" if history_run is None else terminal_safe(str(run))
     return CostEstimate(
         unit,
         units,
         cost,
-        f"from {len(made):,} {unit}{'s' * (len(made) != 1)} of {source}",
-        (min(made), fmean(made), max(made)),
+        f"from {len(calls_per_unit):,} {unit}{'s' * (len(calls_per_unit) != 1)} of {source}",
+        (min(calls_per_unit), fmean(calls_per_unit), max(calls_per_unit)),
         history.calls_per_s,
     )
 

@@ -184,15 +184,17 @@ def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:
 
 def _check_usable(folder: Path) -> bool:
     """Rejects a folder that cannot be read and written; returns whether it exists."""
-    there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
-    if not there.is_dir():
-        raise ConfigError(f"{folder}: {there} is a file, not a folder; give another --run folder")
-    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+    existing = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+    if not existing.is_dir():
         raise ConfigError(
-            f"{folder}: no permission to read and write {there}; fix it, or give another --run "
+            f"{folder}: {existing} is a file, not a folder; give another --run folder"
+        )
+    if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{folder}: no permission to read and write {existing}; fix it, or give another --run "
             "folder"
         )
-    return there == folder
+    return existing == folder
 
 
 def _checked_record(folder: Path, recipe: Recipe | None) -> RunRecord | None:

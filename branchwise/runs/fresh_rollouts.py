@@ -58,10 +58,14 @@ class FreshRolloutResult:
 
 def stored_fresh(run: Run, temperature: float | None = None) -> dict[NodeKey, FreshRollouts]:
     """Returns stored rollouts at a temperature; per node, the row with the most rollouts."""
-    wanted = run.recipe.policy.temperature if temperature is None else temperature
+    rollout_temperature = run.recipe.policy.temperature if temperature is None else temperature
     rows = table_to_records(read_parts(run.folder, TABLE), FreshRollouts)
     rows.sort(key=lambda row: len(row.rollouts))
-    return {(row.tree_id, row.node_id): row for row in rows if abs(row.temperature - wanted) < 1e-6}
+    return {
+        (row.tree_id, row.node_id): row
+        for row in rows
+        if abs(row.temperature - rollout_temperature) < 1e-6
+    }
 
 
 def roll_fresh(
@@ -82,8 +86,8 @@ def roll_fresh(
         EndpointError: If a fault is fatal.
     """
     rolled = FreshRolloutResult(stored_fresh(run, temperature))
-    wanted, policies = _trees_to_roll_out(run, pairs, rolled.fresh, rollouts)
-    if not wanted:
+    nodes_by_tree, policies = _trees_to_roll_out(run, pairs, rolled.fresh, rollouts)
+    if not nodes_by_tree:
         return rolled
     # The recipe of the trees, with the settings that may change after they were grown.
     grown, current = run.recipe, context.recipe
@@ -94,17 +98,17 @@ def roll_fresh(
     corpus = Data((), tuple(passages.values()), {})
     prepared = Prepared(context, recipe, corpus, {"policy": policy})
     digest = prepared.digests["policy"]
-    if others := policies - {digest}:  # their rollouts would come from another policy
+    if other_policies := policies - {digest}:  # their rollouts would come from another policy
         raise ConfigError(
-            f"the trees were grown by policy {', '.join(sorted(others))}, but "
+            f"the trees were grown by policy {', '.join(sorted(other_policies))}, but "
             f"{policy.model} is now {digest}: restore the weights, or use --no-model"
         )
-    trees = stored_trees(run, only=wanted, passages=passages)
+    trees = stored_trees(run, only=nodes_by_tree, passages=passages)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         with gate.listening():
             rows = asyncio.run(
-                _roll(prepared, ledger, gate, trees, wanted, rolled, sampling, rollouts)
+                _roll(prepared, ledger, gate, trees, nodes_by_tree, rolled, sampling, rollouts)
             )
         if rows:
             numbers = [part_number(part) for part in load_manifest(run.folder).of(TABLE)]
@@ -131,14 +135,14 @@ def _trees_to_roll_out(
                 short[pair.tree_id].add(node)
     nodes = read_parts(run.folder, "trees", ["tree_id", "node_id", "terminal", "policy_digest"])
     nodes = nodes.filter(pc.is_in(nodes["tree_id"], value_set=pa.array(list(short), pa.string())))
-    wanted: dict[str, set[int]] = defaultdict(set)
+    nodes_by_tree: dict[str, set[int]] = defaultdict(set)
     policies = set()
     for tree, node, terminal, policy in zip(*nodes.to_pydict().values(), strict=True):
         # A final answer always has one rollout, itself.
         if node in short[tree] and not (terminal and (tree, node) in fresh):
-            wanted[tree].add(node)
+            nodes_by_tree[tree].add(node)
             policies.add(policy)
-    return wanted, policies
+    return nodes_by_tree, policies
 
 
 async def _roll(
@@ -146,22 +150,22 @@ async def _roll(
     ledger: Ledger,
     gate: Gate,
     trees: Iterable[StoredTree],
-    wanted: Wanted,
+    nodes_by_tree: Wanted,
     rolled: FreshRolloutResult,
     sampling: Sampling,
     rollouts: int,
 ) -> list[FreshRollouts]:
     """Returns the rows of all finished nodes; counts failed and pending trees in `rolled`."""
-    progress = Progress("fresh rollouts", len(wanted), spent=ledger.totals)
+    progress = Progress("fresh rollouts", len(nodes_by_tree), spent=ledger.totals)
     policy = prepared.models["policy"]
     opened = prepared.open_engine(policy, ledger, gate)
     rows: list[FreshRollouts] = []
-    whole = 0
+    finished_trees = 0
     async with opened as engine, progress.shown(prepared.context.console):
         environment = prepared.environment(engine)
 
         async def roll(tree: StoredTree) -> list[FreshRollouts]:
-            return await _roll_out(environment, sampling, tree, wanted[tree.id], rollouts)
+            return await _roll_out(environment, sampling, tree, nodes_by_tree[tree.id], rollouts)
 
         at_once = prepared.recipe.limits.questions_in_flight(policy)
         async for tree, outcome in attempt_each(gate.admit(trees), roll, at_once, progress):
@@ -169,8 +173,8 @@ async def _roll(
                 rolled.failed[type(outcome).__name__] += 1
             else:
                 rows += outcome
-                whole += len(outcome) == len(wanted[tree.id])
-    rolled.pending = len(wanted) - whole - rolled.failed.total()
+                finished_trees += len(outcome) == len(nodes_by_tree[tree.id])
+    rolled.pending = len(nodes_by_tree) - finished_trees - rolled.failed.total()
     return sorted(rows, key=lambda row: (row.tree_id, row.node_id))
 
 

@@ -30,10 +30,10 @@ def drop_settings_of_former_names(
         if block.get(by_name.key) == old.get(by_name.key):
             continue
         try:
-            kept = shared_settings(by_name.class_of(block), by_name.class_of(old))
+            shared = shared_settings(by_name.class_of(block), by_name.class_of(old))
         except ValidationError:  # reported when the recipe is checked
             continue
-        for key in old.keys() - kept:
+        for key in old.keys() - shared:
             if (*path, key) not in overridden:
                 block.pop(key, None)
 

@@ -272,14 +272,15 @@ def unused_models(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _proxy_warning(setting: str, url: str | None, seen: str) -> Iterator[str]:
+def _proxy_warning(setting: str, url: str | None, visible_texts: str) -> Iterator[str]:
     if url is None or urlsplit(url).scheme != "http":
         return
     with suppress(ConfigError):  # `servers` reports an invalid proxy
         if (proxy := proxy_for(url)) is not None:
             yield (
                 f"{setting}: {shown_url(url)} is unencrypted, so the environment's proxy "
-                f"{proxy.address} can read every {seen}: use https, or add the host to NO_PROXY"
+                f"{proxy.address} can read every {visible_texts}: use https, or add the host to "
+                "NO_PROXY"
             )
 
 

@@ -105,11 +105,11 @@ def check_no_overlap(
     """
     trained = (_trained_on(policy.model.trainable) for policy in policies)
     for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
-        if seen := repeated_questions(questions, _learned_from(folder)):
+        if repeated := repeated_questions(questions, _learned_from(folder)):
             raise ConfigError(
-                f"{len(seen)} of {len(questions)} evaluation questions were annotated or trained "
-                f"on in {folder}, such as {seen[0].question!r}: draw data.split and the "
-                "evaluation's set from different splits"
+                f"{len(repeated)} of {len(questions)} evaluation questions were annotated or "
+                f"trained on in {folder}, such as {repeated[0].question!r}: draw data.split and "
+                "the evaluation's set from different splits"
             )
 
 

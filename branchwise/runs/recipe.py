@@ -99,7 +99,7 @@ class DifficultySettings(Settings):
     @field_validator("stages")
     @classmethod
     def _check_buckets(cls, stages: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        names = [name for wanted in stages.values() for name in wanted]
+        names = [name for numbers in stages.values() for name in numbers]
         if unknown := [name for name in names if name.rpartition("/")[2] not in LABELS]:
             raise ValueError(f"no such label ({unknown[0]}). Choose among {', '.join(LABELS)}")
         if len({"/" in name for name in names}) > 1:
@@ -267,12 +267,12 @@ class Recipe(Settings):
             ("evaluation", "policies", name): policy
             for name, policy in self.evaluation.policies.items()
         }
-        others = {
+        single_policies = {
             ("evaluation", "baseline_model"): self.evaluation.baseline_model,
             ("difficulty", "policy"): self.difficulty.policy,
         }
         faults: list[InitErrorDetails] = []
-        for place, policy in (policies | others).items():
+        for place, policy in (policies | single_policies).items():
             try:
                 if policy is not None:
                     agent_with_protocol(self.agent, policy.agent)
@@ -400,11 +400,13 @@ class Recipe(Settings):
         """
         models = self.evaluated_models(self.name)
         models["difficulty.policy"] = self.rater(self.name).model
-        here = _endpoint_and_price(self.policy)
-        others = {
-            name: model for name, model in models.items() if _endpoint_and_price(model) != here
+        usual_endpoint = _endpoint_and_price(self.policy)
+        elsewhere = {
+            name: model
+            for name, model in models.items()
+            if _endpoint_and_price(model) != usual_endpoint
         }
-        return others if (judge := self.answer_judge) is None else {**others, JUDGE: judge}
+        return elsewhere if (judge := self.answer_judge) is None else {**elsewhere, JUDGE: judge}
 
     @property
     def decisive_digest(self) -> str:
@@ -462,8 +464,10 @@ def _with_settings(model: M, settings: Mapping[str, Any]) -> M:
 
 
 def _updated(block: S, values: Mapping[str, Any]) -> S:
-    known = {name: value for name, value in values.items() if name in type(block).model_fields}
-    return block.model_copy(update=known)
+    block_values = {
+        name: value for name, value in values.items() if name in type(block).model_fields
+    }
+    return block.model_copy(update=block_values)
 
 
 def _hash(content: dict[str, Any]) -> str:

@@ -168,8 +168,8 @@ def _prices(recipe: Recipe) -> Iterator[str]:
         if model.engine != "openai" and model.base_url is None:
             continue
         price = model.price_per_million
-        named = price.model_fields_set if price is not None else set()
-        if missing := [name for name in ("input", "output") if name not in named]:
+        set_prices = price.model_fields_set if price is not None else set()
+        if missing := [name for name in ("input", "output") if name not in set_prices]:
             yield (
                 f"limits.max_usd is set, but {role}.price_per_million does not set "
                 f"{' and '.join(missing)}, which would count as free; set it (0 for your own "
@@ -207,11 +207,12 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         yield "evaluation.set.limit: set evaluation.limit, the number of questions, instead"
     if evaluation.set is not None and evaluation.mix:
         yield "evaluation.mix names the question sets: remove evaluation.set"
-    others = "set" if evaluation.set is not None else "mix" if evaluation.mix else None
-    if others is not None and evaluation.split != "test":
+    other_block = "set" if evaluation.set is not None else "mix" if evaluation.mix else None
+    if other_block is not None and evaluation.split != "test":
         yield (
             f"evaluation.split {evaluation.split} is a part of the recipe's own questions, but "
-            f"evaluation.{others} names others: put the split there, or remove evaluation.{others}"
+            f"evaluation.{other_block} names others: put the split there, or remove "
+            f"evaluation.{other_block}"
         )
     for name in evaluation.baselines:
         if name in evaluation.policies:

@@ -160,9 +160,11 @@ def _resolved(recipe: Path, given: Any) -> Any:
     """
     if not isinstance(given, str) or not given.strip():
         return given
-    inside, here = recipe.parent / given, Path(given)
+    inside, in_working_folder = recipe.parent / given, Path(given)
     try:
-        use_given = not inside.exists() or (here.exists() and here.samefile(inside))
+        use_given = not inside.exists() or (
+            in_working_folder.exists() and in_working_folder.samefile(inside)
+        )
     except (OSError, ValueError):  # not a path, or not readable; reading it reports that
         return given
     return given if use_given else str(inside)
@@ -237,8 +239,10 @@ def _explain(
     error: dict[str, Any],
 ) -> str:
     location = tuple(str(part) for part in error["loc"])
-    known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
-    place = f"{path}:{lines[known]}" if known else str(path)
+    longest_known = next(
+        (location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ()
+    )
+    place = f"{path}:{lines[longest_known]}" if longest_known else str(path)
     keys = [k for k in overridden if location[: len(k)] == k or k[: len(location)] == location]
     if keys:
         place = overridden[min(keys)]

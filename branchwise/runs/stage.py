@@ -208,10 +208,10 @@ class Gate:
         for limit, at_start, at_present, highest in budgets:
             if limit is None or highest <= 0:
                 continue
-            left = limit - at_start
-            certain = int(left / highest) - done
+            budget_left = limit - at_start
+            certain = int(budget_left / highest) - done
             average = (at_present - at_start) / (done + begun) if done else highest
-            likely = int(left / average) - done if average else most
+            likely = int(budget_left / average) - done if average else most
             most = min(most, max(certain, min(likely, 2 * done)))
         return max(1, most)
 

@@ -45,8 +45,8 @@ class Terminal(Console):
         So a line at the margin always begins a message, and data inside a message cannot imitate
         one.
         """
-        first, *others = text.split("\n")
-        indented = (line if line[:1] in {"", " "} else f"  {line}" for line in others)
+        first, *further_lines = text.split("\n")
+        indented = (line if line[:1] in {"", " "} else f"  {line}" for line in further_lines)
         self.print("\n".join((first, *indented)), soft_wrap=True)
 
     def render_str(self, text: str, **how: Any) -> Text:

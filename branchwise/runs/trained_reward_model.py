@@ -18,9 +18,9 @@ def encoder_of(recipe: Recipe) -> str:
     Raises:
         ConfigError: If the policy's weights are not on this machine, and no encoder is set.
     """
-    named = recipe.training.reward_model.encoder
-    if named is not None:
-        return named
+    encoder = recipe.training.reward_model.encoder
+    if encoder is not None:
+        return encoder
     try:
         return base_of(recipe.policy.trainable)
     except ConfigError as error:
@@ -39,12 +39,12 @@ def outdated_weights_warning(recipe: Recipe) -> str | None:
     if learned["heads"] == "multi" and learned["labels"] == "component":
         return None
     now = recipe.scheme.resolved.model_dump(mode="json")
-    others = [name for name in now if record["rewards"].get(name) != now[name]]
-    if not others:
+    changed = [name for name in now if record["rewards"].get(name) != now[name]]
+    if not changed:
         return None
     return (
         f"reward model {recipe.active_reward_model}: it learned the total of other rewards and "
-        f"orders by it, not by the current `rewards:` (changed: {', '.join(others)})"
+        f"orders by it, not by the current `rewards:` (changed: {', '.join(changed)})"
     )
 
 

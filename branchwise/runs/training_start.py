@@ -37,8 +37,8 @@ def validated_start_policy(
     """
     start, policy = context.recipe.policy.trainable, run.recipe.policy
     require(start_files("policy", context.recipe.policy, start))
-    drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
-    if "" in drawn:
+    row_digests = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
+    if "" in row_digests:
         context.log(
             f"the policy that drew the imported rows is unknown; training starts from {start}"
         )
@@ -52,15 +52,19 @@ def validated_start_policy(
         return start
     files = policy_files(start)
     digest = model_digest(policy.model_copy(update={"model": start}))
-    others = drawn - {digest, *(policy_digest(files, precision) for precision in PRECISIONS)}
-    if others and not allow_off_policy_pairs:
+    other_digests = row_digests - {
+        digest,
+        *(policy_digest(files, precision) for precision in PRECISIONS),
+    }
+    if other_digests and not allow_off_policy_pairs:
         raise ConfigError(
-            f"{run.folder}: drawn by {policy.model} (policy_digest {', '.join(sorted(others))}), "
-            f"but training would start from {start} ({digest}). Start from the policy that drew "
-            f"the run: --config {run.folder}/config.yaml, or --set policy.model={policy.model}. If "
+            f"{run.folder}: drawn by {policy.model} (policy_digest "
+            f"{', '.join(sorted(other_digests))}), but training would start from {start} "
+            f"({digest}). Start from the policy that drew the run: --config "
+            f"{run.folder}/config.yaml, or --set policy.model={policy.model}. If "
             "its weights have changed since, restore them, or annotate into another --run folder"
         )
-    if others:
+    if other_digests:
         context.log(f"off-policy: {policy.model} drew the rows, and {start} is trained on them")
     return start
 

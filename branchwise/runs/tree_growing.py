@@ -181,5 +181,5 @@ def _evaluator(
         )
     if search.uses("reward_model") and reward_model is not None:
         return RewardModelEvaluator(reward_model, environment.prompt)
-    drawn = Sampling.of(recipe.policy, search.rollout_temperature)
-    return RolloutEvaluator(environment, drawn, search.rollouts, scheme)
+    sampling = Sampling.of(recipe.policy, search.rollout_temperature)
+    return RolloutEvaluator(environment, sampling, search.rollouts, scheme)

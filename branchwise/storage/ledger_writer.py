@@ -121,6 +121,8 @@ class LedgerWriter:
             self._queue.put((entry, waiter))
 
     def _run(self) -> None:
+        # Entries that arrive during a sync form the next batch. So batches grow with the load, and
+        # a single row never waits for a timer.
         while True:
             batch = [self._queue.get()]
             with suppress(Empty):
@@ -137,7 +139,7 @@ class LedgerWriter:
         try:
             changed = self._transaction([entry for entry, _ in batch])
         except Exception as fault:
-            if len(batch) > 1:
+            if len(batch) > 1:  # other callers' paid replies must not be lost with a faulty entry
                 for single in batch:
                     self._commit([single])
                 return
@@ -145,6 +147,7 @@ class LedgerWriter:
             error.__cause__ = fault
             _settle([waiter for _, waiter in batch], error)
             return
+        # Before the callers wake: their next lookup has to find the row.
         for (entry, _), count in zip(batch, changed, strict=True):
             if entry.on_commit is not None:
                 entry.on_commit(count)

@@ -137,9 +137,11 @@ class Committer:
 
     def _write_failures(self) -> list[Failure]:
         """Rewrites the table of failures; returns failures of questions that are still not done."""
-        done = question_ids(self.run.folder, "trees")
+        finished_ids = question_ids(self.run.folder, "trees")
         old = table_to_records(read_parts(self.run.folder, "failures"), Failure)
-        latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
+        latest = {
+            f.question_id: f for f in (*old, *self._failures) if f.question_id not in finished_ids
+        }
         rows = [latest[key] for key in sorted(latest)]
         if old or rows:
             self._write([self._part("failures", rows, None)])

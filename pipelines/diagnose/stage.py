@@ -141,12 +141,12 @@ def diagnose(
 
 
 def _training(
-    context: StageContext, diagnosis: Diagnosis, named: str | None, *, export: bool
+    context: StageContext, diagnosis: Diagnosis, model_name: str | None, *, export: bool
 ) -> Iterator[Finding]:
-    model = Path(named or model_folder(context.run, "dpo"))
+    model = Path(model_name or model_folder(context.run, "dpo"))
     diagnosis.training = movement_of(model)
     if diagnosis.training is None:
-        if named or export:
+        if model_name or export:
             raise ConfigError(f"{model}: no metrics.jsonl; train it first, or name another --model")
         yield Finding("training", "not yet", "–", f"`branchwise train-dpo --run {context.run}`")
         return
@@ -176,7 +176,9 @@ def markdown(diagnosis: Diagnosis) -> str:
     lines += [f"Conclusion: {conclusion(diagnosis.findings)}.", "", _sheet(diagnosis).markdown()]
     if diagnosis.survival:
         rows = tuple(
-            _survival_cells(by, row) for by, rows in diagnosis.survival.items() for row in rows
+            _survival_cells(facet, row)
+            for facet, rows in diagnosis.survival.items()
+            for row in rows
         )
         lines.append(Sheet("Label survival", _SURVIVAL, rows, names=2).markdown())
     return "\n".join(lines)
@@ -194,10 +196,10 @@ _SURVIVAL = (
 )  # fmt: skip
 
 
-def _survival_cells(by: str, row: SurvivalRow) -> tuple[str, ...]:
+def _survival_cells(facet: str, row: SurvivalRow) -> tuple[str, ...]:
     (low, high), (gap_low, gap_high) = row.kept_interval, row.fresh_gap_interval
     return (
-        by,
+        facet,
         row.group,
         str(row.pairs),
         str(row.questions),

@@ -133,8 +133,12 @@ def _estimate(prepared: Prepared) -> CostEstimate:
     reader = recipe.reader(context.run.name)
     bounds += rollout_cost(reader, data, top_k).times((0, baselines))  # `oracle` may lack passages
     units = (answers, answers + baselines)
-    first, *others = [policy.model for policy in ([*policies, reader] if baselines else policies)]
-    has_one_price = all(other.price_per_million == first.price_per_million for other in others)
+    first, *further_models = [
+        policy.model for policy in ([*policies, reader] if baselines else policies)
+    ]
+    has_one_price = all(
+        model.price_per_million == first.price_per_million for model in further_models
+    )
     priced = {"policy": first} if has_one_price else None
     estimate = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, priced)
     if recipe.answer_judge is None:

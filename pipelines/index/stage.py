@@ -7,11 +7,11 @@ from branchwise.runs import StageContext, StageResult, open_data
 def index(context: StageContext) -> StageResult:
     """Builds the index of the recipe's corpus if it does not exist."""
     material = open_data(context.recipe)
-    named = f"{context.recipe.retrieval.kind} index of {len(material.passages):,} passages"
+    index_name = f"{context.recipe.retrieval.kind} index of {len(material.passages):,} passages"
     if context.dry_run:
-        context.log(f"index: the {named} would be built, or found built")
+        context.log(f"index: the {index_name} would be built, or found built")
         return StageResult({"passages": len(material.passages), "dry_run": True})
     passages = list(material.passages)
     retriever = open_retriever(context.recipe.retrieval, passages, log=context.log)
-    context.log(f"{named} is ready")
+    context.log(f"{index_name} is ready")
     return StageResult({"passages": len(material.passages), "index_digest": retriever.digest})

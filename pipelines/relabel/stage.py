@@ -60,8 +60,8 @@ def relabel(context: StageContext, label: Label = None) -> StageResult:
         if not context.dry_run:
             keep_labelling(run, label, recipe)
             run.commit(parts, replaced=(labels, pairs))
-    done = "would relabel" if context.dry_run else "relabelled"
-    context.log(f"{done} {counted[labels]} nodes as `{label}`: {counted[pairs]} pairs")
+    verb = "would relabel" if context.dry_run else "relabelled"
+    context.log(f"{verb} {counted[labels]} nodes as `{label}`: {counted[pairs]} pairs")
     dropped = dict(relabeller.dropped)
     context.log(f"pairs dropped: {dropped}")
     return StageResult({"label": label, "pairs": counted[pairs], "dropped": dropped})

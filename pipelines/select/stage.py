@@ -180,8 +180,8 @@ def _write_stages(
 ) -> dict[str, dict[str, int]]:
     """Writes a question file for every stage; returns how many questions of each bucket it has."""
     by_id, stages = {question.id: question for question in questions}, run.recipe.difficulty.stages
-    drawn = draw_stages(rows, stages, run.recipe.seed)
-    for stage, buckets in drawn.items():
+    buckets_by_stage = draw_stages(rows, stages, run.recipe.seed)
+    for stage, buckets in buckets_by_stage.items():
         path = run.folder / "select" / f"stage-{stage}.jsonl"
         chosen = [by_id[row.question_id] for bucket in buckets.values() for row in bucket]
         labels = ", ".join(
@@ -201,7 +201,7 @@ def _write_stages(
             )
     return {
         stage: {name: len(bucket) for name, bucket in buckets.items()}
-        for stage, buckets in drawn.items()
+        for stage, buckets in buckets_by_stage.items()
     }
 
 

@@ -128,14 +128,14 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
     kind = type(block.defaults)
     # A block that extends an earlier one lists only the differences.
     like = [base for base in earlier if type(base.defaults) in kind.__mro__[1:]]
-    known = {name: value for base in like for name, value in base.defaults}
+    base_defaults = {name: value for base in like for name, value in base.defaults}
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
     title += f", {block.name}" if block.name else ""
     meanings, defaults = attribute_docs(kind), block.defaults
     rows = [
         f"| `{name}` | {_default(field, defaults, name)} | {_values(field)} | {meanings[name]} |"
         for name, field in block.values.items()
-        if name not in known or getattr(block.defaults, name) != known[name]
+        if name not in base_defaults or getattr(block.defaults, name) != base_defaults[name]
     ]
     about = [(inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")]
     about += ["Not set by default."] * (not block.given)

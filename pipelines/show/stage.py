@@ -32,24 +32,24 @@ def show(context: StageContext, what: What = "") -> StageResult:
         return _show(context, run, what.strip(), partial(rows_of, connection))
 
 
-def _show(context: StageContext, run: Run, what: str, rows: Rows) -> StageResult:
+def _show(context: StageContext, run: Run, words: str, rows: Rows) -> StageResult:
     console = context.console
-    if not what:
+    if not words:
         return _list(context, rows(_QUESTIONS + " ORDER BY question_id"))
-    by_id = rows(_QUESTIONS + " AND question_id = ?", what)
-    pairs = rows("SELECT * FROM pairs WHERE starts_with(pair_id, ?)", what)
+    by_id = rows(_QUESTIONS + " AND question_id = ?", words)
+    pairs = rows("SELECT * FROM pairs WHERE starts_with(pair_id, ?)", words)
     if pairs and not by_id:
         for pair in pairs:
             console.print(pair_text(pair, console.width))
         return StageResult({"pairs": [pair["pair_id"] for pair in pairs]})
-    name, _, step = what.rpartition(":")
+    name, _, step = words.rpartition(":")
     if by_id or not name or not step.isdecimal():
-        name, step = what, ""
+        name, step = words, ""
     by_words = _QUESTIONS + " AND contains(lower(question), lower(?))"
     questions = rows(_QUESTIONS + " AND question_id = ?", name) or rows(by_words, name)
     if not questions:
         raise ConfigError(
-            f"{run.folder}: found no question, step or pair {what!r}. `branchwise show --run "
+            f"{run.folder}: found no question, step or pair {words!r}. `branchwise show --run "
             f"{run.folder}` lists the questions"
         )
     if len(questions) > 1:

@@ -144,7 +144,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
 
 def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:
     recipe, run = context.recipe, existing_run(context.run)
-    settings, drawn = recipe.training.grpo, run.recipe
+    settings, run_recipe = recipe.training.grpo, run.recipe
     if settings.ratio == "engine":
         raise ConfigError(
             "training.grpo.ratio: trees store no log-probabilities of the engine. Set ratio: "
@@ -174,7 +174,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
         context,
         GrpoTraining(recipe, target, [question for question, _ in trees]),
         source,
-        temperature=Sampling.of(drawn.policy, drawn.mcts.temperature).temperature,
+        temperature=Sampling.of(run_recipe.policy, run_recipe.mcts.temperature).temperature,
         deciding=(run.id, table, data["digest"]),
         data=data,
     )

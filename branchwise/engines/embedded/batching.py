@@ -103,6 +103,7 @@ class BatchingThread:
 
     def _admit(self) -> bool:
         """Fills the batch; sleeps while it is empty. Returns False if the thread must end."""
+        # Held draws first, or a stream of new prompts could keep them out of a full batch.
         for generation in [held for held in self._held if held.prompt not in self._reading]:
             if len(self._running) < self._max_batch:
                 self._held.remove(generation)
@@ -137,6 +138,8 @@ class BatchingThread:
     def _hand_out(self) -> None:
         for prompt, generation in list(self._reading.items()):
             handle = self._running.get(generation)
+            # A first token shows that the prompt is in the cache. Without a handle, the generation
+            # was cancelled or refused, so held draws have nothing to wait for.
             if handle is None or handle.can_read():
                 del self._reading[prompt]
         for generation, handle in list(self._running.items()):

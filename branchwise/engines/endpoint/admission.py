@@ -142,6 +142,8 @@ class AdaptiveLimit:
 
     def succeeded(self, slot: Slot) -> None:
         """Records that the call in `slot` succeeded."""
+        # A success below the limit is no evidence that the endpoint bears a higher one. Calls that
+        # started before a cut would undo it.
         if self._unmoved:
             self._unmoved -= 1
         elif slot.epoch == self._cuts and not self.has_room:
@@ -194,6 +196,7 @@ class Admission:
         try:
             return await waiter
         except asyncio.CancelledError:
+            # The slot may have been granted before this task resumed. No other code releases it.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())
             raise

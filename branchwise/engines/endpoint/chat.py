@@ -92,7 +92,7 @@ def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
     if form == "tgi":
         kind = "regex" if schema is None else "json"
         return {"response_format": {"type": kind, "value": schema or structure.value}}
-    if schema is None:
+    if schema is None:  # SGLang, the only other form with expressions (`REGEX_FORMS`)
         return {"regex": structure.value}
     named_schema = {"name": "reply", "schema": schema, "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": named_schema}}

@@ -42,7 +42,7 @@ class RetryPolicy:
 
     def jitter_s(self, failures: int, rng: random.Random) -> float:
         """Returns the wait before the next attempt after this many failures (full jitter)."""
-        doubled = self.base_s * 2.0 ** min(failures - 1, 60)
+        doubled = self.base_s * 2.0 ** min(failures - 1, 60)  # a float overflows at 2^1024
         return rng.uniform(0.0, min(self.cap_s, doubled))
 
 

@@ -100,7 +100,7 @@ class RequestScheduler:
             except TransientError as fault:
                 self._failed(slot, fault)
                 pause_s = self._pause_s(call, slot, fault)
-            except EndpointError:
+            except EndpointError:  # a permanent fault of this call: the endpoint itself works
                 self._answered()
                 raise
             else:
@@ -109,6 +109,8 @@ class RequestScheduler:
                 self._answered()
                 return reply
             finally:
+                # After the outcome is recorded, because the next call starts under the new limit;
+                # before the pause, so that a call that waits does not occupy a slot.
                 self.admission.release(slot)
             await self.admission.pause(pause_s)
             slot = await self.admission.acquire(call.order)

@@ -1,4 +1,8 @@
-"""Connects the `openai` package to our HTTP client (`base.http_client`)."""
+"""Connects the `openai` package to our HTTP client (`base.http_client`).
+
+With the package's own transports, a call takes 1.3 (aiohttp) to 1.9 times (httpx2) the processor
+time: medians of four rounds of 1,700 calls on one core, 64 in flight, with a limit on replies.
+"""
 
 import httpx2
 
@@ -24,7 +28,7 @@ class Transport(httpx2.AsyncBaseTransport):
             Redirected, ReplyTooLarge: If the reply is a redirect or too large.
             aiohttp.ClientError, OSError: If the connection fails.
         """
-        if not self.with_key:
+        if not self.with_key:  # the package refuses to leave it out by a default header
             request.headers.pop("Authorization", None)
         reply = await self._http.ask(
             request.method, str(request.url), headers=request.headers, body=request.content or None

@@ -194,11 +194,11 @@ def _pairs(
     except StageStopped as stopped:
         # Few pairs may train the policy but not the reward model; continue if the search does
         # not use it.
-        why = stopped.totals.get(UNTAUGHT)
-        if why is None or scored or recipe.mcts.uses("reward_model"):
+        reason = stopped.totals.get(UNTAUGHT)
+        if reason is None or scored or recipe.mcts.uses("reward_model"):
             raise
         runner.context.log(
-            f"{runner.title}: continues without a reward model for this cycle: {why}"
+            f"{runner.title}: continues without a reward model for this cycle: {reason}"
         )
         return grown, (), None
     model = str(model_folder(runner.context.run, REWARD_MODEL))

@@ -164,15 +164,15 @@ class StudyRunner:
         )
         # Even if the stage had just finished when a signal came.
         if was_stopped or -code in STOP_SIGNALS:
-            code, why = INTERRUPTED, "was interrupted"
+            code, reason = INTERRUPTED, "was interrupted"
         elif code < 0:
-            why = f"was ended by signal {-code} (9 usually means out of memory)"
+            reason = f"was ended by signal {-code} (9 usually means out of memory)"
             code = FAILED
         else:
-            why = f"ended with exit code {code}"
+            reason = f"ended with exit code {code}"
         if code:
-            why = f"{command} {why}; rerun the same command to resume"
-            raise StageStopped(why, code, printed)
+            reason = f"{command} {reason}; rerun the same command to resume"
+            raise StageStopped(reason, code, printed)
         return totals
 
     @property
