@@ -113,13 +113,13 @@ def _selected(
     file = f"select/stage-{name}.jsonl"
     try:
         lines = read_inside(context.run, file, 1 << 30).decode().splitlines()
-        wanted = {str(json.loads(line)["id"]) for line in lines}
+        selected_ids = {str(json.loads(line)["id"]) for line in lines}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{context.run / file}: cannot be read ({error}). `branchwise select` writes it; or "
             "leave `select` out of training.grpo.stages"
         ) from error
-    selected = [question for question in questions if question.id in wanted]
+    selected = [question for question in questions if question.id in selected_ids]
     if not selected:
         raise ConfigError(f"{context.run / file}: none of its questions is in the recipe's data")
     return selected

@@ -149,7 +149,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
 
 def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:
     recipe, run = context.recipe, existing_run(context.run)
-    settings, drawn = recipe.training.grpo, run.recipe
+    settings, grown_by = recipe.training.grpo, run.recipe
     if settings.ratio == "engine":
         raise ConfigError(
             "training.grpo.ratio: trees store no log-probabilities of the engine. Set ratio: "
@@ -179,7 +179,7 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
         context,
         GrpoTraining(recipe, target, [question for question, _ in trees]),
         source,
-        temperature=sampling_for(drawn.policy, drawn.mcts.temperature).temperature,
+        temperature=sampling_for(grown_by.policy, grown_by.mcts.temperature).temperature,
         deciding=(run.id, table, data["digest"]),
         data=data,
     )

@@ -113,13 +113,13 @@ def build_comparisons(
         ConfigError: If the trees were grown with another corpus or other prompts.
     """
     prompt = protocol_of(recipe.agent).prompt
-    scheme, wanted = recipe.scheme, PairSettings(min_gap=settings.min_gap)
+    scheme, pairing = recipe.scheme, PairSettings(min_gap=settings.min_gap)
     places: dict[Prefix, int] = {}
     by_tree: dict[str, list[SiblingComparison]] = {}
     dropped: Counter[str] = Counter()
     for tree in stored_trees(run):
         labels = scheme.labels(tree.question, tree.nodes, tree.states)
-        pairs, left_out = sibling_pairs(tree.nodes, labels, wanted)
+        pairs, left_out = sibling_pairs(tree.nodes, labels, pairing)
         dropped += left_out
         comparisons = by_tree[tree.id] = []
         for pair in pairs:

@@ -57,7 +57,7 @@ REMEDIES: Mapping[str, str] = {
 def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResult:
     """Runs the stage (see module)."""
     recipe, settings = context.recipe, context.recipe.training.warm_start
-    drawn = warm_part(recipe, context.limit or settings.questions)
+    data_settings = warm_part(recipe, context.limit or settings.questions)
     protocol = protocol_of(recipe.agent)
     if protocol.name not in WALKS:
         raise ConfigError(
@@ -65,7 +65,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
             f"{', '.join(WALKS)}"
         )
     require(start_files("training.warm_start.base", recipe, settings.base))
-    data = load_data(drawn, recipe.seed)
+    data = load_data(data_settings, recipe.seed)
     questions = [question for question in data.questions if protocol.unfit(question) is None]
     unfit = filter(None, map(protocol.unfit, data.questions))
     target = trained_folder(context, WARM_START, name)
@@ -93,18 +93,18 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     if not traces.examples:
         raise ConfigError("warm-start: no question gives a trace. Change data or agent")
     examples = [*traces.examples, *_reading_examples(context, protocol, counts)]
-    made = {"examples": len(examples), "counts": counts}
+    totals = {"examples": len(examples), "counts": counts}
     if context.dry_run:
         estimate = training_estimate(context, "warm-start", len(examples))
-        return StageResult({**made, **estimate, "dry_run": True})
-    blocks = recipe.model_copy(update={"data": drawn}).model_dump(
+        return StageResult({**totals, **estimate, "dry_run": True})
+    blocks = recipe.model_copy(update={"data": data_settings}).model_dump(
         mode="json", include={"data", "retrieval", "agent"}, exclude={"data": {"skip"}}
     )
     data_origin = {**blocks, "index_digest": retriever.digest}
     training = training_run(context, "warm-start", settings.base, target, data_origin)
     report = train_on_steps(training, examples, stops=protocol.stops)
     context.log(f"wrote {target}: {report.summary()}")
-    return StageResult({"model": str(target), **made, **report.totals()})
+    return StageResult({"model": str(target), **totals, **report.totals()})
 
 
 def _reading_examples(
@@ -115,8 +115,8 @@ def _reading_examples(
     if reading is None:
         return []
     limit = context.limit or reading.questions
-    drawn = DataSettings(mix=tuple(map(_from_warm, reading.sets)), limit=limit)
-    data = load_data(drawn, recipe.seed, unfit=unanswerable)
+    data_settings = DataSettings(mix=tuple(map(_from_warm, reading.sets)), limit=limit)
+    data = load_data(data_settings, recipe.seed, unfit=unanswerable)
     built = asyncio.run(
         build_reading(
             data.questions,
