@@ -113,10 +113,10 @@ def enable_packed_forward(model: Any) -> None:
     Raises:
         ConfigError: If its layers see less than their whole past, or it does not take positions.
     """
-    why = tree_attention_blocker(model)
-    if why:
+    blocker = tree_attention_blocker(model)
+    if blocker:
         raise ConfigError(
-            f"this model ({model.config.model_type}) {why}, so prompts cannot be shared; "
+            f"this model ({model.config.model_type}) {blocker}, so prompts cannot be shared; "
             "set training.packed: false"
         )
     from torch.nn.functional import embedding

@@ -52,4 +52,5 @@ def train_on_steps(
         args=run.configuration(TrainingArguments, include_num_input_tokens_seen="non_padding"),
         train_dataset=steps,
     )
-    return run.train(trainer, list(zip(steps, questions, strict=True)), given=len(examples))
+    trained = list(zip(steps, questions, strict=True))
+    return run.train(trainer, trained, before_filtering=len(examples))

@@ -155,7 +155,7 @@ class TrainingRun:
         self,
         trainer: Any,
         examples: Sequence[Sized],
-        given: int,
+        before_filtering: int,
         scored: Callable[[], HoldoutScore | None] = lambda: None,
     ) -> TrainingReport:
         """Runs `trainer` and writes the result, or returns that of the same finished training.
@@ -163,7 +163,7 @@ class TrainingRun:
         Args:
             trainer: Hugging Face trainer of a PEFT model, or of the start itself.
             examples: Training examples; in outcome RL, whatever decides the rollouts.
-            given: Number of examples before the long ones were left out.
+            before_filtering: Number of examples before the long ones were left out.
             scored: Called after training; scores the trained policy on held-out pairs.
 
         Raises:
@@ -188,7 +188,7 @@ class TrainingRun:
             self.log(f"{self.kind}: {holdout}")
         base, chain = self._write(trainer.model)
         lines = read_metrics(self.target)
-        trained, dropped = len(examples), given - len(examples)
+        trained, dropped = len(examples), before_filtering - len(examples)
         if self.kind == "grpo":
             trained = int(sum(line.get("rollouts", 0) for line in lines))
             dropped = int(sum(line.get("too_long", 0) for line in lines))

@@ -82,6 +82,9 @@ def prefix_batches(
         tokens_of: Returns the token ids of a row.
         shared: Whether a batch counts common prefixes once.
     """
+    # Of all rows before it, a sorted row shares its longest prefix with its neighbour. So comparing
+    # neighbours gives the exact size of a batch's tree, without building it. A new batch shares
+    # nothing with the one before, so it counts its first row in full.
     batch: list[Row] = []
     read, before = 0, tuple[int, ...]()
     for tokens, row in sorted(((tokens_of(row), row) for row in rows), key=lambda pair: pair[0]):

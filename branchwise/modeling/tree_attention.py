@@ -71,11 +71,11 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
     """
     import torch
 
-    how = model.config._attn_implementation
+    implementation = model.config._attn_implementation
     parts: dict[str, Any] = {}
     # The mask (which token attends to which) has the form that transformers takes: that of
     # FlexAttention, Boolean, or added to the scores.
-    if how == "flex_attention":
+    if implementation == "flex_attention":
         from torch.nn.attention.flex_attention import create_block_mask
 
         tokens, positions, ends = pad_to_block_size(tokens, positions, ends)
@@ -87,14 +87,14 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
         mask: Any = create_block_mask(is_seen, None, None, n, n, device=str(ends.device))
     else:
         _, mask = _attention_mask(Subtree(0, ends.shape[1], ()), ends[0])
-    if how == "eager":
+    if implementation == "eager":
         closed = torch.finfo(model.dtype).min
         mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, closed)
-    if how == TREE_SDPA:
-        # The tokens that each part of the tree reads, parts joined, and each part's mask.
+    if implementation == TREE_SDPA:
+        # All layers attend in the same parts, so the parts are computed once per batch.
         cut = subtrees(ends[0].tolist(), 0, ends.shape[1])
-        read, masks = zip(*(_attention_mask(part, ends[0]) for part in cut), strict=True)
-        parts = {"tree_parts": (torch.cat(read), masks)}
+        key_tokens, masks = zip(*(_attention_mask(part, ends[0]) for part in cut), strict=True)
+        parts = {"tree_parts": (torch.cat(key_tokens), masks)}
     return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask, **parts}
 
 
@@ -142,14 +142,20 @@ def subtrees(
 
 def _attention_mask(part: Subtree, ends: Any) -> tuple[Any, Any]:
     """Returns the tokens of a part's past and its own, (M,), and its Boolean mask, (1, 1, N, M)."""
-    # In depth-first order, "k is an ancestor of q, or q itself" is the test k <= q < ends[k].
-    # Rows are the part's tokens. Columns are its past ranges, then its own tokens, so `others`
-    # maps a column index to a token number. The shape broadcasts over batch and heads.
+    # The tree  a - b - c - d   has the tokens a b c d e f. With `small` 4, part two is [2, 6):
+    #                 ` e - f   the siblings c d and e f, with the past a b (x: query sees key).
+    #
+    #              past | own        In depth-first order, a query sees a key (an ancestor, or
+    #       key     a b | c d e f    itself) if and only if  key <= query < ends[key].
+    #   query  c    x x | x . . .
+    #          d    x x | x x . .    Columns are token numbers, and need not be consecutive: the
+    #          e    x x | . . x .    past leaves out earlier siblings. (1, 1) broadcasts over
+    #          f    x x | . . x x    batch and heads.
     import torch
 
-    token = torch.arange(part.start, part.stop, device=ends.device)[:, None]
-    others = torch.cat([torch.arange(*span, device=ends.device) for span in (*part.past, part[:2])])
-    return others, ((others <= token) & (token < ends[others]))[None, None]
+    queries = torch.arange(part.start, part.stop, device=ends.device)[:, None]
+    keys = torch.cat([torch.arange(*span, device=ends.device) for span in (*part.past, part[:2])])
+    return keys, ((keys <= queries) & (queries < ends[keys]))[None, None]
 
 
 def _register_tree_sdpa() -> None:
@@ -169,7 +175,7 @@ def _tree_sdpa(
     dropout: float = 0.0,
     scaling: float | None = None,
     tree_parts: tuple[Any, Sequence[Any]] | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Any, None]:
     """Computes attention of states (1, heads, N, width); returns (1, N, heads, width).
 
@@ -182,15 +188,23 @@ def _tree_sdpa(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if tree_parts is None:
-        whole: tuple[Any, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        attended: tuple[Any, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-        return whole
-    read, masks = tree_parts
+        return attended
+    # Each token is a query of one part, so splitting is enough. It is a key of its own part and
+    # of those in its subtree, so keys and values are copied: all parts' columns side by side.
+    #
+    #   tokens   a b c d e f     parts  [0, 2) without a past,  [2, 6) with the past [0, 2)
+    #   queries  a b|c d e f
+    #   keys     a b|a b c d e f
+    key_tokens, masks = tree_parts
     rows, columns = zip(*(mask.shape[2:] for mask in masks), strict=True)
     # Under autocast, the rotary embedding leaves query and key in float32, unlike the value.
     queries = query.to(value.dtype).split(rows, 2)
-    keys, values = (_states_of(read, x.to(value.dtype)).split(columns, 2) for x in (key, value))
+    keys, values = (
+        _states_of(key_tokens, states.to(value.dtype)).split(columns, 2) for states in (key, value)
+    )
     with torch.autocast(value.device.type, enabled=False):
         parts = [
             _of_part(*states, dropout, scaling)
@@ -209,27 +223,27 @@ def _states_of(tokens: Any, states: Any) -> Any:
 
 
 def _of_part(
-    queries: Any, keys: Any, values: Any, seen: Any, dropout: float, scaling: float | None
+    queries: Any, keys: Any, values: Any, mask: Any, dropout: float, scaling: float | None
 ) -> Any:
-    """Computes attention of states (1, heads, N or M, width); `seen` is (1, 1, N, M).
+    """Computes attention of states (1, heads, N or M, width); `mask` is (1, 1, N, M).
 
     Queries may have several heads per head of keys and values.
     """
     import torch
     from transformers.integrations.sdpa_attention import repeat_kv
 
-    given = values.dtype
-    if given == torch.bfloat16 and values.device.type == "cpu":
-        if not dropout and seen.numel() <= _MOST_SCORES:
-            return _multiplied(queries, keys, values, seen, scaling)
+    dtype = values.dtype
+    if dtype == torch.bfloat16 and values.device.type == "cpu":
+        if not dropout and mask.numel() <= _MOST_SCORES:
+            return _multiplied(queries, keys, values, mask, scaling)
         queries, keys, values = queries.float(), keys.float(), values.float()
     keys, values = (repeat_kv(x, queries.shape[1] // x.shape[1]) for x in (keys, values))
     return torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=seen, dropout_p=dropout, scale=scaling
-    ).to(given)
+        queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scaling
+    ).to(dtype)
 
 
-def _multiplied(queries: Any, keys: Any, values: Any, seen: Any, scaling: float | None) -> Any:
+def _multiplied(queries: Any, keys: Any, values: Any, mask: Any, scaling: float | None) -> Any:
     """Computes attention of a part by matrix products.
 
     In bfloat16 on a CPU, they take a third of the time of torch's fused attention. Scores are
@@ -238,11 +252,12 @@ def _multiplied(queries: Any, keys: Any, values: Any, seen: Any, scaling: float 
     import torch
 
     scale = queries.shape[-1] ** -0.5 if scaling is None else scaling
-    # The query heads of one head of keys are the rows of one product.
+    # With grouped queries, several query heads share one head of keys. They become further rows of
+    # one product, (key heads, query heads per key head · N, width), which copies no keys.
     heads = (keys.shape[1], queries.shape[1] // keys.shape[1])
     rows = (queries[0] * scale).unflatten(0, heads).flatten(1, 2)
-    closed = torch.zeros_like(seen[0], dtype=queries.dtype)
-    closed = closed.masked_fill(~seen[0], torch.finfo(queries.dtype).min).repeat(1, heads[1], 1)
+    closed = torch.zeros_like(mask[0], dtype=queries.dtype)
+    closed = closed.masked_fill(~mask[0], torch.finfo(queries.dtype).min).repeat(1, heads[1], 1)
     scores = torch.baddbmm(closed, rows, keys[0].transpose(1, 2))
     attended = scores.softmax(-1) @ values[0]
     return attended.unflatten(1, (heads[1], -1)).flatten(0, 1)[None]
@@ -256,11 +271,12 @@ def pad_to_block_size(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any,
     import torch
 
     n = tokens.shape[1]
-    more = -n % _BLOCK
-    alone = torch.arange(n + 1, n + more + 1, device=ends.device)[None]
-    nothing = tokens.new_zeros(1, more)
+    missing = -n % _BLOCK
+    # Each padding token is a tree of its own, so no other token sees it.
+    own_ends = torch.arange(n + 1, n + missing + 1, device=ends.device)[None]
+    zeros = tokens.new_zeros(1, missing)
     return (
-        torch.cat([tokens, nothing], 1),
-        torch.cat([positions, nothing], 1),
-        torch.cat([ends, alone], 1),
+        torch.cat([tokens, zeros], 1),
+        torch.cat([positions, zeros], 1),
+        torch.cat([ends, own_ends], 1),
     )

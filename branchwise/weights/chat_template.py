@@ -78,10 +78,10 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
     """
     turn = [m.content for m in takewhile(lambda m: m.role == "assistant", reversed(messages))]
     before = tuple(messages[: len(messages) - len(turn)])
-    first, *others = reversed(turn) if turn else ("",)
+    first, *continuations = reversed(turn) if turn else ("",)
     special_tokens = tokenizer.special_tokens_map
     begun = rendered(tokenizer.chat_template, before, first, special_tokens=special_tokens)
-    return tuple(i for text in (begun, *others) for i in _encoded(text, tokenizer))
+    return tuple(i for text in (begun, *continuations) for i in _encoded(text, tokenizer))
 
 
 def target_ids(

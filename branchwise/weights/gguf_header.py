@@ -106,12 +106,12 @@ def _vocabulary(tokenizer: dict[str, Any], size: int, folder: Path) -> tuple[lis
 
     tokens = [f"[PAD{i}]" for i in range(size)]
     types = [int(TokenType.UNUSED)] * size
-    known = [(token, i, TokenType.NORMAL) for token, i in tokenizer["model"]["vocab"].items()]
+    vocabulary = [(token, i, TokenType.NORMAL) for token, i in tokenizer["model"]["vocab"].items()]
     added = [
         (t["content"], t["id"], TokenType.CONTROL if t["special"] else TokenType.USER_DEFINED)
         for t in tokenizer["added_tokens"]
     ]
-    for token, i, kind in known + added:
+    for token, i, kind in vocabulary + added:
         if i >= size:
             raise ConfigError(
                 f"{folder}: token {token!r} has the id {i}, but the model has {size} tokens"

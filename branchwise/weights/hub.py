@@ -24,16 +24,16 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
         ConfigError: If the name is invalid, the model does not exist or is not on this machine, or
             the hub cannot be reached.
     """
-    named = _NAME.fullmatch(name)
-    if named is None:
+    hub_name = _NAME.fullmatch(name)
+    if hub_name is None:
         raise ConfigError(f"{name!r}: write a hub model as hub:owner/name or hub:owner/name@branch")
     from huggingface_hub import snapshot_download
 
     def fetched(*, local_files_only: bool) -> Path:
         folder = Path(
             snapshot_download(
-                named["repository"],
-                revision=named["revision"],
+                hub_name["repository"],
+                revision=hub_name["revision"],
                 allow_patterns=_FILES,
                 local_files_only=local_files_only,
             )

@@ -47,9 +47,9 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         ConfigError: If the index cannot be read, or names files outside the folder.
     """
-    whole, index = folder / MERGED_WEIGHTS, folder / _SHARD_INDEX
-    if whole.is_file():
-        return [whole]
+    merged, index = folder / MERGED_WEIGHTS, folder / _SHARD_INDEX
+    if merged.is_file():
+        return [merged]
     if not index.is_file():
         return []
     try:
@@ -87,12 +87,12 @@ def _hash_content(path: str, size: int, mtime_ns: int, sha256: bool) -> str:
         ).hexdigest()
 
 
-def reject_code(folder: Path, *, whole: bool = True) -> None:
+def reject_code(folder: Path, *, all_files: bool = True) -> None:
     """Rejects a model folder whose files would run code or load files outside the folder.
 
     Args:
         folder: Folder that transformers or a vLLM server will read.
-        whole: Whether to check all files, or only the configurations.
+        all_files: Whether to check all files, or only the configurations.
 
     Raises:
         ConfigError: If the folder has such a file, or an unreadable one.
@@ -103,7 +103,7 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
             f"other weights. Move it to {folder.name}/adapter/"
         )
     try:
-        names = sorted(path.name for path in folder.iterdir()) if whole else ()
+        names = sorted(path.name for path in folder.iterdir()) if all_files else ()
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
     for name in names:

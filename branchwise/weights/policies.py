@@ -159,14 +159,14 @@ def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFile
         return PolicyFiles(model, path)
     if not path.is_dir():
         shipped = path.parent == Path("models") and path.name.startswith(SHIPPED)
-        where = (
+        hint = (
             ". The shipped starts are in models/ of a checkout, not in the installed package: run "
             "in a checkout, or copy the folder"
             if shipped
             else ""
         )
         raise ConfigError(
-            f"model {model!r} does not exist{where}; give {PACKAGED!r}, a .gguf file, a policy "
+            f"model {model!r} does not exist{hint}; give {PACKAGED!r}, a .gguf file, a policy "
             "folder or hub:owner/name"
         )
     return _folder_files(model, path, above, download)
@@ -259,8 +259,8 @@ def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> P
     for adapter in adapters:
         if not (adapter / _ADAPTER_WEIGHTS).is_file():
             raise ConfigError(f"{path} names an adapter that is missing: {adapter}")
-    named = base == PACKAGED or base.startswith(HUB)
-    below = _files_of(base if named else str(folder / base), (*above, folder.resolve()), download)
+    is_name = base == PACKAGED or base.startswith(HUB)
+    below = _files_of(base if is_name else str(folder / base), (*above, folder.resolve()), download)
     return replace(below, adapters=(*below.adapters, *adapters))
 
 
@@ -303,8 +303,8 @@ def policy_digest(files: PolicyFiles, precision: str) -> str:
 def _base_hashes(base: Path) -> list[str]:
     if base.is_file():
         return [file_hash(base)]
-    named = (base / name for name in (TOKENIZER, *_DECISIVE_FILES))
-    files = [*weight_files(base), base / "config.json", *(f for f in named if f.is_file())]
+    optional = (base / name for name in (TOKENIZER, *_DECISIVE_FILES))
+    files = [*weight_files(base), base / "config.json", *(f for f in optional if f.is_file())]
     if not has_tokenizer(base):
         files.append(packaged_gguf())
     return [file_hash(file) for file in files]

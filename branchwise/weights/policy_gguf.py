@@ -69,10 +69,12 @@ def ensure_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None
         fault = file_fault(files.gguf)
         if fault is None and gguf_metadata(files.gguf, DIGEST_KEY) == (digest,):
             return files.gguf
-        why = (
+        reason = (
             "it was not exported from the current weights in its folder" if fault is None else fault
         )
-        (log or _log.warning)(f"{files.gguf} is not used: {why}; `branchwise export` rewrites it")
+        (log or _log.warning)(
+            f"{files.gguf} is not used: {reason}; `branchwise export` rewrites it"
+        )
     plain = not files.adapters and files.base.is_file()
     if plain and gguf_precision(files.base) == precision:
         return files.base

@@ -36,7 +36,7 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
         import_gguf()  # which transformers uses, too
     elif kind != "AutoTokenizer":
         options["use_safetensors"] = True
-    reject_code(folder, whole=source.is_dir())
+    reject_code(folder, all_files=source.is_dir())
     try:
         if not source.is_dir():
             open_named(source).close()  # a regular file

@@ -124,9 +124,9 @@ class VllmServing:
         atomic_write_json(
             new / TRAINING_RECORD, {"base": str(start.base.resolve()), "chain": chain}
         )
-        named = served_name(self.recipe.policy.model_copy(update={"model": str(new)}))
-        shutil.rmtree(self.folder / named, ignore_errors=True)
-        return new.rename(self.folder / named)
+        name = served_name(self.recipe.policy.model_copy(update={"model": str(new)}))
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        return new.rename(self.folder / name)
 
     async def close(self) -> None:
         """Stops the server and removes its files."""

@@ -93,10 +93,10 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     if not traces.examples:
         raise ConfigError("warm-start: no question gives a trace. Change data or agent")
     examples = [*traces.examples, *_reading_examples(context, protocol, counts)]
-    example_totals = {"examples": len(examples), "counts": counts}
+    totals = {"examples": len(examples), "counts": counts}
     if context.dry_run:
         estimate = training_estimate(context, "warm-start", len(examples))
-        return StageResult({**example_totals, **estimate, "dry_run": True})
+        return StageResult({**totals, **estimate, "dry_run": True})
     blocks = recipe.model_copy(update={"data": data_settings}).model_dump(
         mode="json", include={"data", "retrieval", "agent"}, exclude={"data": {"skip"}}
     )
@@ -104,7 +104,7 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
     training = training_run(context, "warm-start", settings.base, target, data_origin)
     report = train_on_steps(training, examples, stops=protocol.stops)
     context.log(f"wrote {target}: {report.summary()}")
-    return StageResult({"model": str(target), **example_totals, **report.totals()})
+    return StageResult({"model": str(target), **totals, **report.totals()})
 
 
 def _reading_examples(

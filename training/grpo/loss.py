@@ -101,8 +101,8 @@ def group_advantages(
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
     """Returns each reward minus the mean of its group's others (RLOO; Ahmadian et al. 2024)."""
-    total, others = sum(rewards), len(rewards) - 1
-    return [reward - (total - reward) / others for reward in rewards]
+    total, peers = sum(rewards), len(rewards) - 1
+    return [reward - (total - reward) / peers for reward in rewards]
 
 
 def discounted_returns(reward: float, log_ratios: Sequence[float], beta: float) -> list[float]:

@@ -42,7 +42,7 @@ def train_grpo(
         TrainingError: If gradients were not finite three times in a row.
     """
     trainer = grpo_trainer(run, source, temperature, begin_with)
-    return run.train(trainer, list(deciding), given=len(deciding))
+    return run.train(trainer, list(deciding), before_filtering=len(deciding))
 
 
 def grpo_trainer(

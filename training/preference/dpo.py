@@ -66,7 +66,7 @@ def train_dpo(
 
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     fitting = [tokens[i] for i in run.fitting([len(pair) for pair in tokens])]
-    trained, out = split_holdout(fitting, training.dpo.holdout, run.seed)
+    trained, held_out = split_holdout(fitting, training.dpo.holdout, run.seed)
     trainer = PairTrainer(model, tokenizer, trained, run)
 
     def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
@@ -76,7 +76,7 @@ def train_dpo(
 
     # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
     step_by_step = training.lora and not training.packed and training.dpo.reference == "start"
-    rows = [row for pair in (out if step_by_step else fitting) for row in pair.rows]
+    rows = [row for pair in (held_out if step_by_step else fitting) for row in pair.rows]
     start = policy_digest(policy_files(run.start), "f32")
     precision = trainer.accelerator.mixed_precision
     reference = reference_logps(rows, f"{start} {precision}", compute, run.log) if rows else {}
@@ -84,10 +84,10 @@ def train_dpo(
         trainer.use_start_logps(reference)
 
     def scored() -> HoldoutScore | None:
-        policy = step_logps(trainer, [row for pair in out for row in pair.rows])
-        return score(out, policy, reference, training.dpo.beta) if out else None
+        policy = step_logps(trainer, [row for pair in held_out for row in pair.rows])
+        return score(held_out, policy, reference, training.dpo.beta) if held_out else None
 
-    return run.train(trainer, trained, len(pairs) - len(out), scored)
+    return run.train(trainer, trained, len(pairs) - len(held_out), scored)
 
 
 def reference_logps(
@@ -112,14 +112,14 @@ def reference_logps(
     key = hashlib.blake2b(f"{_VERSION}\n{start}\n".encode(), digest_size=16)
     for row in ordered:
         key.update(json.dumps(row).encode() + b"\n")
-    how = "read from"
+    origin = "read from"
 
     def build(new: Path) -> None:
-        nonlocal how
+        nonlocal origin
         logps = compute(ordered)
         np.save(new / _LOGPS, np.array([logps[row] for row in ordered], dtype=np.float64))
-        how = "computed, stored in"
+        origin = "computed, stored in"
 
     entry = get_or_build(cache_section("reference") / key.hexdigest(), build, log)
-    log(f"reference: {len(ordered)} steps {how} {entry}")
+    log(f"reference: {len(ordered)} steps {origin} {entry}")
     return dict(zip(ordered, np.load(entry / _LOGPS).tolist(), strict=True))

@@ -87,14 +87,14 @@ def split_holdout(
     Raises:
         ConfigError: If all pairs are held out.
     """
-    out = {p.question_id for p in pairs if share_of(f"holdout:{seed}:{p.question_id}") < share}
-    trained = [pair for pair in pairs if pair.question_id not in out]
+    held_out = {p.question_id for p in pairs if share_of(f"holdout:{seed}:{p.question_id}") < share}
+    trained = [pair for pair in pairs if pair.question_id not in held_out]
     if not trained:
         raise ConfigError(
             f"training.dpo.holdout {share} keeps all {len(pairs)} pairs out of the training; "
             "lower it, or annotate more questions"
         )
-    return trained, [pair for pair in pairs if pair.question_id in out]
+    return trained, [pair for pair in pairs if pair.question_id in held_out]
 
 
 def score(

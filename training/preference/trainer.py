@@ -100,12 +100,12 @@ class PairTrainer(WarmUpTrainer, DPOTrainer):  # type: ignore[misc]
         return batch_of(steps, self.processing_class, packed=self.packed) | reference
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        given = inputs
+        batch = inputs
         # TRL counts from 0 after a resume; the checkpoint keeps the trainer's own count.
         self._total_train_tokens = max(self._total_train_tokens, self.state.num_input_tokens_seen)
         if self.reference_free:
-            nothing = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
-            inputs = inputs | {"ref_chosen_logps": nothing, "ref_rejected_logps": nothing}
+            zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
+            inputs = inputs | {"ref_chosen_logps": zeros, "ref_rejected_logps": zeros}
         if self.packed:
             # TRL counts the rows, but the model reads the tree.
             self._total_train_tokens += int(
@@ -113,7 +113,7 @@ class PairTrainer(WarmUpTrainer, DPOTrainer):  # type: ignore[misc]
             )
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self.state.num_input_tokens_seen = self._total_train_tokens
-        self._metrics["train"]["kl"].append(self._divergence(given))
+        self._metrics["train"]["kl"].append(self._divergence(batch))
         return loss
 
     def _divergence(self, inputs: Any) -> float:

@@ -42,15 +42,15 @@ class SiblingComparison:
     total: float
 
 
-def return_gaps(label: Label, other: Label) -> dict[str, float]:
-    """Returns, per reward, the return of `label` minus that of `other`, if known for both."""
+def return_gaps(better: Label, worse: Label) -> dict[str, float]:
+    """Returns, per reward, the return of `better` minus that of `worse`, if known for both."""
     first, second = (
         {
             c.name.removesuffix(RETURN): c.value
             for c in side.components
             if c.name.endswith(RETURN) and c.value is not None
         }
-        for side in (label, other)
+        for side in (better, worse)
     )
     return {name: value - second[name] for name, value in first.items() if name in second}
 

@@ -57,8 +57,8 @@ class ModelMetrics:
     @property
     def loss(self) -> float | None:
         """Mean over the heads that have pairs (the paper's validation loss)."""
-        known = [head.loss for head in self.heads if head.loss is not None]
-        return fmean(known) if known else None
+        losses = [head.loss for head in self.heads if head.loss is not None]
+        return fmean(losses) if losses else None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the entry of `metrics.json`."""

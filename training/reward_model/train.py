@@ -233,13 +233,13 @@ def fit_heads(
         for _ in range(settings.epochs)
         for batch in torch.split(torch.randperm(len(comparisons), generator=order), BATCH_SIZE)
     ]
-    falling = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / len(batches))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / len(batches))
     for batch in batches:
         margins = (inputs[better[batch]] - inputs[worse[batch]]) @ weight.T
         optimiser.zero_grad()
         head_losses(margins, torch.from_numpy(signs)[batch]).sum().backward()
         optimiser.step()
-        falling.step()
+        schedule.step()
     learned = weight.detach().numpy()
     output_mean, output_sd = _mean_and_sd(inputs[used].numpy() @ learned.T)
     return Heads(
@@ -262,8 +262,8 @@ def head_losses(margins: Any, signs: Any) -> Any:
     """
     from torch.nn.functional import softplus
 
-    known = signs.abs()
-    return (softplus(-signs * margins) * known).sum(0) / known.sum(0).clamp(min=1)
+    is_ordered = signs.abs()
+    return (softplus(-signs * margins) * is_ordered).sum(0) / is_ordered.sum(0).clamp(min=1)
 
 
 def _mean_and_sd(values: Array) -> tuple[Array, Array]:

@@ -49,10 +49,10 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
         question: Question with `supporting_ids`, or of atlas, with `extra["hops"]`.
         passages: Corpus by id.
     """
-    if question.source == "atlas" and (given := question.extra.get("hops")):
+    if question.source == "atlas" and (stored := question.extra.get("hops")):
         return [
             GoldHop(tuple(hop["queries"]), str(hop["passage_id"]), tuple(hop["evidence"]))
-            for hop in given
+            for hop in stored
         ]
     gold = _one_per_title(question, [passages[i] for i in question.supporting_ids if i in passages])
     if not gold or {p.title for p in gold} < set(question.supporting_titles):
@@ -79,9 +79,9 @@ def _one_per_title(question: Question, gold: list[Passage]) -> list[Passage]:
         return gold
     best: dict[str, Passage] = {}
     for passage in gold:
-        others = [other for other in gold if other.title != passage.title]
+        later = [p for p in gold if p.title != passage.title]
         older = best.setdefault(passage.title, passage)
-        if _best(question, passage, others)[0] > _best(question, older, others)[0]:
+        if _best(question, passage, later)[0] > _best(question, older, later)[0]:
             best[passage.title] = passage
     return list(best.values())
 
@@ -102,8 +102,8 @@ def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...
     """
     name = _named_title(question.question, titles)
     words = " ".join(_key_words(question, name or "")[:_KEY_WORDS])
-    given = (f"{name} {words}", f"{words} {name}", name) if name else (words, question.question)
-    return tuple(dict.fromkeys(" ".join(query.split()) for query in given if query.strip()))
+    queries = (f"{name} {words}", f"{words} {name}", name) if name else (words, question.question)
+    return tuple(dict.fromkeys(" ".join(query.split()) for query in queries if query.strip()))
 
 
 def _key_words(question: Question, title: str) -> list[str]:
@@ -141,13 +141,15 @@ def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:
 
 def _in_order_of(steps: Sequence[Mapping[str, str]], gold: Sequence[Passage]) -> list[Passage]:
     """Returns for each step a passage of its title; of several, one that states its answer."""
-    left, ordered = list(gold), []
+    remaining, ordered = list(gold), []
     for step in steps:
-        if titled := [passage for passage in left if passage.title == step.get("support_title")]:
+        if titled := [
+            passage for passage in remaining if passage.title == step.get("support_title")
+        ]:
             best = max(titled, key=lambda passage: holds_phrase(passage.text, str(step["answer"])))
-            left.remove(best)
+            remaining.remove(best)
             ordered.append(best)
-    return [*ordered, *left]
+    return [*ordered, *remaining]
 
 
 def _decomposition(question: Question) -> list[Mapping[str, str]]:
@@ -175,14 +177,14 @@ def _bare_title(title: str) -> str:
 
 def _queries(question: Question, passage: Passage, place: int) -> tuple[str, ...]:
     title = passage.title
-    rest = _key_words(question, title)
-    wordings = [title, _bare_title(title), f"{title} {' '.join(rest[:_KEY_WORDS])}".strip()]
+    key_words = _key_words(question, title)
+    wordings = [title, _bare_title(title), f"{title} {' '.join(key_words[:_KEY_WORDS])}".strip()]
     # A title that the question does not name cannot be guessed at the first hop, so the first
     # query is then the question itself.
     if place == 0 and not _is_named(question, passage):
-        wordings = [question.question, " ".join(rest)]
-    given = [query for query in (_sub_question(question, place), *wordings) if query]
-    return tuple(dict.fromkeys(given)) or (question.question,)
+        wordings = [question.question, " ".join(key_words)]
+    queries = [query for query in (_sub_question(question, place), *wordings) if query]
+    return tuple(dict.fromkeys(queries)) or (question.question,)
 
 
 def _sub_question(question: Question, place: int) -> str | None:
@@ -202,14 +204,14 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
     The answer weighs most, then the name of a passage of a later hop, then words shared with the
     question. Copied verbatim, at most `MAX_EVIDENCE_CHARS` long (cut between words).
     """
-    links = [_bare_title(other.title) for other in later]
+    links = [_bare_title(p.title) for p in later]
     keep = [*links, *stated_answers(question)] if not later else links
     return _shortened(without_tags(_best(question, passage, later)[1]), keep)
 
 
 def _best(question: Question, passage: Passage, later: Sequence[Passage]) -> tuple[float, str]:
     """Returns the score of the best sentence, and the sentence; see `best_sentence`."""
-    links = [_bare_title(other.title) for other in later]
+    links = [_bare_title(p.title) for p in later]
     key_words = {w.lower() for w in _key_words(question, "")}
 
     def score(sentence: str) -> float:

@@ -46,13 +46,13 @@ class StagedSearch:
         """Returns up to `top_k` passages."""
         passages = await self.retriever.search(query, 2 * top_k)
         names = [passage.id for passage in passages]
-        others = [p for p in passages if p.id != self.gold.id and not self._answers(p)]
+        distractors = [p for p in passages if p.id != self.gold.id and not self._answers(p)]
         if self.hit is None:
             self.hit = self.gold.id in names[:top_k]
         if self.absent:
             self.absent = False
-            return others[:top_k]
-        shown = others[: self.rng.randint(0, top_k - 1)]
+            return distractors[:top_k]
+        shown = distractors[: self.rng.randint(0, top_k - 1)]
         rank = names.index(self.gold.id) if self.gold.id in names else top_k
         place = rank if rank < top_k else self.rng.randint(0, len(shown))
         shown.insert(min(place, len(shown)), RetrievedPassage(**self.gold.model_dump(), score=1.0))
@@ -97,11 +97,11 @@ async def build_reading(
         shown, staged = None, None
         if hops:
             # If the prompt has the passages, there is no second search.
-            given = protocol.given(question) is not None
-            absent = rng.random() < reading.absent and not given
+            in_prompt = protocol.given(question) is not None
+            absent = rng.random() < reading.absent and not in_prompt
             gold = passages[hops[0].passage_id]
             walk.retriever = staged = StagedSearch(retriever, question, gold, rng, absent)
-            shown = await staged.search(question.question, top_k) if given else None
+            shown = await staged.search(question.question, top_k) if in_prompt else None
         await walk_to_end(walk, shown)
         if walk.problem:
             built.skipped[walk.problem] += 1
@@ -120,12 +120,12 @@ def _drawn_examples(walk: Walk, reading: ReadingSettings, hit: bool) -> list[Ste
     """
     first = 0 if walk.state.given else 1
     last = len(walk.state.steps) - 1
-    drawn = []
+    examples: list[StepExample] = []
     if hit and walk.rng.random() < reading.queries:
-        drawn += walk.examples[:first]
+        examples += walk.examples[:first]
     if walk.rng.random() < reading.grounding:
-        drawn += walk.examples[first:last]
+        examples += walk.examples[first:last]
     if walk.rng.random() < reading.answers:
         decided, *forced = walk.examples[last:]
-        drawn += forced if forced and walk.rng.random() < reading.forced else [decided]
-    return drawn
+        examples += forced if forced and walk.rng.random() < reading.forced else [decided]
+    return examples
