@@ -149,7 +149,7 @@ test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## test the chai
 	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
 	    $(BIN)/python -m pytest tests/real_vllm -m vllm -s $(ARGS)
 
-lint: $(DEV) ## ruff, mypy, import-linter, hadolint, and checks of imports and prose
+lint: $(DEV) ## ruff, mypy, import-linter, hadolint, and checks of imports, names and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -157,6 +157,7 @@ lint: $(DEV) ## ruff, mypy, import-linter, hadolint, and checks of imports and p
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python .ci/check_imports.py
+	$(BIN)/python .ci/check_names.py
 	$(BIN)/python .ci/check_prose.py
 
 bench: $(DEV) ## run the benchmarks that need no other server; ARGS="<names>" some of them

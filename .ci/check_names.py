@@ -2,8 +2,8 @@
 
 Counts the vague names among parameters, variables, fields of classes, targets of loops and
 comprehensions, and names after `as`, by room and without tests. A few may be the best choice, so a
-room passes with up to 1 %. Prints `file:line: name` for each vague name of a room with more, and
-exits with 1 if there is one.
+room passes with up to 1 %. Run by `make lint`. Prints `file:line: name` for each vague name of a
+room with more, and exits with 1 if there is one.
 """
 
 import ast
