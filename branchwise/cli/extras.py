@@ -26,7 +26,7 @@ from branchwise.runs import extras_of, load_plugins, load_recipe_leniently
 from .command_line import parser, recipe_file
 
 
-def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
+def required_extras(words: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
     """Returns the extras of a command line's recipe, or none if one of them is wrong.
 
     Args:
@@ -34,7 +34,7 @@ def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, .
     """
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         try:
-            options = parser().parse_known_args([*given, *_words(shell_words)])[0]
+            options = parser().parse_known_args([*words, *_words(shell_words)])[0]
             if options.stage is None:
                 return ()
             load_plugins(options.plugins)
