@@ -52,7 +52,6 @@ from .folder import Run as Run
 from .folder import check_run_folder as check_run_folder
 from .folder import check_unchanged as check_unchanged
 from .folder import existing_run as existing_run
-from .folder import open_or_begin as open_or_begin
 from .folder import open_run as open_run
 from .fresh_rollouts import FreshRolloutResult as FreshRolloutResult
 from .fresh_rollouts import roll_fresh as roll_fresh

@@ -60,10 +60,6 @@ class CostRange:
         return CostRange(*products)
 
 
-FREE = CostRange()
-"""The cost of nothing."""
-
-
 def call_cost(
     model: ModelSettings, prompt: Range, number: Range, *, tokens: bool = False
 ) -> CostRange:

@@ -88,6 +88,8 @@ def open_run(
     facts: Mapping[str, Any],
     inputs: Mapping[str, str] | None = None,
     grown: Collection[str] = (),
+    *,
+    keeps_record: bool = False,
 ) -> Run:
     """Creates the run folder, or resumes it if it holds this run.
 
@@ -97,6 +99,8 @@ def open_run(
             None for a stage without rows.
         grown: Names of inputs that may have changed because new entries were added to the old ones;
             they and the facts about them are replaced.
+        keeps_record: Whether an existing run may have been started with other settings, which its
+            rows then keep.
 
     Raises:
         ConfigError: If the folder cannot be used, another process holds it, or it holds another
@@ -105,6 +109,8 @@ def open_run(
     """
     inputs = inputs or {}
     _check_usable(folder)
+    if keeps_record and (kept := read_record(folder)) is not None:
+        return Run(folder, recipe, kept)
     make_folder(folder)
     with RunLock(lock_path(folder / LEDGER)):
         record = _checked_record(folder, recipe)
@@ -151,20 +157,6 @@ def existing_run(folder: Path) -> Run:
             f"{folder}: no run here (no {PROVENANCE}); run `make annotate` first{hint}"
         )
     return Run(folder, recipe_of(folder, record), record)
-
-
-def open_or_begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run:
-    """Returns the run in a folder with this stage's recipe; begins one if there is none.
-
-    The run may have been started with other settings, which its rows then have.
-
-    Raises:
-        ConfigError: If the run's record was edited, or the folder cannot be used.
-    """
-    record = read_record(folder)
-    if record is None:
-        return open_run(folder, recipe, facts)
-    return Run(folder, recipe, record)
 
 
 def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:

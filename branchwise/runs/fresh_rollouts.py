@@ -105,7 +105,7 @@ def roll_fresh(
         )
     trees = stored_trees(run, only=nodes_by_tree, passages=passages)
     with run.open_ledger() as ledger:
-        gate = Gate(recipe.limits, ledger.totals, context.log)
+        gate = prepared.gate(ledger)
         with gate.listening():
             rows = asyncio.run(
                 _roll(prepared, ledger, gate, trees, nodes_by_tree, rolled, sampling, rollouts)

@@ -197,7 +197,7 @@ def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
             to run them.
     """
     policy = PolicyUnderTest(recipe.policy, recipe.agent, recipe.policy.temperature)
-    yield from policy_server(policy, recipe.seed, recipe.limits, draw=draw)
+    yield from policy_server("policy", policy, recipe.seed, recipe.limits, draw=draw)
     calls: dict[str, Ask] = {}
     if recipe.active_judge is not None:
         calls["judge"] = judge_call(policy.protocol, recipe.active_judge)
@@ -210,13 +210,13 @@ def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
 
 
 def policy_server(
-    policy: PolicyUnderTest, seed: int, limits: LimitSettings, *, draw: bool = False
+    setting: str, policy: PolicyUnderTest, seed: int, limits: LimitSettings, *, draw: bool = False
 ) -> Iterator[Check]:
     """Yields the check of a policy's endpoint, or of vLLM if a stage must start it."""
     protocol = policy.protocol
     call = policy_call(protocol, policy.sampling, seed)
     continued = protocol if protocol.continues else None
-    yield from _server("policy", policy.model, limits, call, continued, draw=draw)
+    yield from _server(setting, policy.model, limits, call, continued, draw=draw)
 
 
 def _server(

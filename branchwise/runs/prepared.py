@@ -3,8 +3,8 @@
 A stage hands `Prepared` on, so that nothing below it reads the recipe's files or models again.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from branchwise.storage import Ledger
 
 from .factories import open_data, open_engine
 from .folder import check_run_folder
-from .preflight import failed_checks, model_files, require, reward_model_files
+from .preflight import failed_checks, model_files
 from .recipe import Recipe
 from .stage import Gate, StageContext
 
@@ -73,22 +73,24 @@ class Prepared:
             seed=self.recipe.seed,
         )
 
-    @asynccontextmanager
-    async def open_engine(
+    def gate(self, ledger: Ledger) -> Gate:
+        """Returns a gate with the recipe's limits, which counts what the run has spent."""
+        return Gate(self.recipe.limits, ledger.totals, self.context.log)
+
+    def open_engine(
         self,
         model: ModelSettings,
         ledger: Ledger,
         gate: Gate,
         reread: tuple[Ledger, str] | None = None,
-    ) -> AsyncIterator[LedgeredEngine]:
-        """Yields a started engine whose calls pass the gate and are recorded.
+    ) -> AbstractAsyncContextManager[LedgeredEngine]:
+        """Returns an engine whose calls pass the gate and are recorded, for an `async with` block.
 
         Args:
             reread: See `factories.open_engine`.
         """
         limits, log = self.recipe.limits, self.context.log
-        async with open_engine(model, limits, ledger, gate.check, log, reread) as engine:
-            yield engine
+        return open_engine(model, limits, ledger, gate.check, log, reread)
 
 
 def prepare(
@@ -121,5 +123,4 @@ def prepare(
         files = (check for role, model in models.items() for check in model_files(role, model))
         if problems := list(failed_checks(files)):
             raise ConfigError("\n".join(problems))
-        require(reward_model_files(recipe.active_reward_model))
     return Prepared(context, recipe, data, models, replayed)

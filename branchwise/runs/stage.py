@@ -265,6 +265,11 @@ class Gate:
             return INTERRUPTED
         return LIMIT_REACHED if self.reason else DONE
 
+    def stopped(self, totals: dict[str, Any]) -> StageResult:
+        """Logs why the gate closed; returns the result of a stage that can be resumed."""
+        self.log(f"stopped: {self.reason}; rerun the same command to resume")
+        return StageResult(totals, self.exit_code, self.reason)
+
 
 def _call_soon(function: Callable[[], None]) -> None:
     """Calls a function for a signal handler: in the event loop if one runs, else at once.

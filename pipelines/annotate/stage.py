@@ -24,7 +24,6 @@ from branchwise.base import ConfigError, Sheet, StorageError, terminal_safe
 from branchwise.runs import (
     LIMIT_REACHED,
     TREE_CALLS,
-    Gate,
     Prepared,
     Progress,
     Recipe,
@@ -50,6 +49,7 @@ from branchwise.runs import (
     outdated_weights_warning,
     prepare,
     require,
+    reward_model_files,
     servers,
     write_card,
 )
@@ -74,6 +74,8 @@ def annotate(
     replayed = noted_model_digests(existing_run(context.run)) if replay else None
     models = context.recipe.annotating_models
     prepared = prepare(context, models, replayed=replayed, mixes_rows=False)
+    if replayed is None:
+        require(reward_model_files(prepared.recipe.active_reward_model))
     _announce(prepared)
     questions = prepared.data.questions
     finished_ids = question_ids(context.run, "trees") if context.run.is_dir() else set()
@@ -154,7 +156,7 @@ async def _grow(prepared: Prepared, run: Run, reread: Reread | None) -> StageRes
     with run.open_ledger() as ledger:
         committer = Committer(run, ledger, data.questions, prepared.digests)
         pending = committer.pending()
-        gate = Gate(recipe.limits, ledger.totals, context.log)
+        gate = prepared.gate(ledger)
         progress = Progress("annotate", len(data.questions), grows=True, spent=ledger.totals)
         progress.done = progress.resumed_from = len(data.questions) - len(pending)
         growing = grow_questions(prepared, pending, ledger, gate, progress, reread)
@@ -179,8 +181,7 @@ async def _grow(prepared: Prepared, run: Run, reread: Reread | None) -> StageRes
         reason = protocol_warning(context.run, recipe.policy.model)
         context.log(reason or no_pairs_reason(events))
     if gate.reason:
-        context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-        return StageResult(totals, gate.exit_code, gate.reason)
+        return gate.stopped(totals)
     if not_stored := progress.total - progress.done:
         reason = (
             f"{not_stored} questions need calls that the ledger does not have: run `branchwise "

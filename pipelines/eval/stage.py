@@ -29,7 +29,6 @@ from branchwise.runs import (
     ByType,
     CostEstimate,
     CostRange,
-    Gate,
     Prepared,
     Run,
     StageContext,
@@ -42,14 +41,13 @@ from branchwise.runs import (
     failure_code,
     log_costs,
     log_notes,
-    open_or_begin,
+    open_run,
     prepare,
     prompt_lengths,
     rollout_cost,
     set_name,
 )
 from branchwise.sources import LEFT_OUT
-from branchwise.storage import Ledger
 
 from .answer_judging import AnswerJudging, stored_answers
 from .candidates import (
@@ -69,7 +67,8 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
         return _estimate(prepared).report(context, questions=len(data.questions))
     policies = recipe.policies_under_test(context.run.name)
     check_no_overlap(context.run, policies.values(), data.questions)
-    run = open_or_begin(context.run, recipe, {"index_digest": prepared.retriever.digest})
+    facts = {"index_digest": prepared.retriever.digest}
+    run = open_run(context.run, recipe, facts, keeps_record=True)
     candidates = [*policy_candidates(prepared), *baseline_candidates(prepared)]
     deciding = {candidate.name: candidate.deciding for candidate in candidates}
     settings = evaluation_identity(prepared, deciding)
@@ -78,7 +77,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     identity = settings if judging is None else {**settings, "judge": judging.deciding}
     with run.open_ledger() as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", identity)
-        gate = Gate(recipe.limits, ledger.totals, context.log)
+        gate = prepared.gate(ledger)
         answers = {
             candidate.name: stored
             for candidate in candidates
@@ -88,14 +87,14 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
         unanswered = [candidate for candidate in candidates if candidate.name not in answers]
         for policy, evaluated in evaluation.answers(unanswered):
             if evaluated.pending:
-                return _stopped(context, gate, ledger, list(answers))
+                return gate.stopped({"policies": list(answers), **log_costs(context, ledger)})
             _write(run, policy, name, evaluated)
             answers[policy] = evaluated
         answers = {candidate.name: answers[candidate.name] for candidate in candidates}
         if judging is not None:
             judged = judging.judge(prepared, ledger, gate, answers)
             if judged is None:
-                return _stopped(context, gate, ledger, list(answers))
+                return gate.stopped({"policies": list(answers), **log_costs(context, ledger)})
             for policy, evaluated in judged.items():
                 _write(run, policy, name, evaluated)
             answers = judged
@@ -146,13 +145,6 @@ def _estimate(prepared: Prepared) -> CostEstimate:
     prompt = prompt_lengths(prepared.protocol, data, top_k, recipe.policy.max_new_tokens)
     judged = call_cost(recipe.answer_judge, prompt, (0, answers + baselines))
     return replace(estimate, cost=estimate.cost + judged)
-
-
-def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:
-    """Logs why the stage stopped; answers of the policies in `policies` are kept."""
-    context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-    totals = {"policies": policies, **log_costs(context, ledger)}
-    return StageResult(totals, gate.exit_code, gate.reason)
 
 
 def _write(run: Run, policy: str, name: str, evaluated: Evaluated) -> None:

@@ -38,7 +38,7 @@ from branchwise.runs import (
     failure_code,
     log_costs,
     log_notes,
-    open_or_begin,
+    open_run,
     policy_server,
     prepare,
     questions_digest,
@@ -85,12 +85,12 @@ def select(context: StageContext) -> StageResult:
         )
         return estimate.report(context, **planned)
     if pending:
-        require(policy_server(rater, recipe.seed, recipe.limits))
+        require(policy_server("difficulty.policy", rater, recipe.seed, recipe.limits))
         require(search_server(recipe.retrieval))
     # The run may hold trees of another number of questions, which its recipe must keep.
-    run = open_or_begin(context.run, recipe, {"data": counts_by_text(data.notes)})
+    run = open_run(context.run, recipe, {"data": counts_by_text(data.notes)}, keeps_record=True)
     with run.open_ledger() as ledger:
-        gate = Gate(recipe.limits, ledger.totals, context.log)
+        gate = prepared.gate(ledger)
         progress = Progress("select", len(data.questions), spent=ledger.totals)
         progress.done = progress.resumed_from = len(rows)
         rated: list[Difficulty | Failure] = []
@@ -105,8 +105,7 @@ def select(context: StageContext) -> StageResult:
         _commit(run, ordered, failures)
         totals = {**_counted(context, ordered, failures), **log_costs(context, ledger)}
     if gate.reason:
-        context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-        return StageResult(totals, gate.exit_code)
+        return gate.stopped(totals)
     stages = _write_stages(context, run, ordered, data.questions)
     kinds = Counter(failure.kind for failure in failures)
     code = failure_code(context, kinds, len(data.questions), "questions failed")

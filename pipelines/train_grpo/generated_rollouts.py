@@ -63,12 +63,14 @@ class Rollouts:
     """Draws batches of rollouts (a `RolloutSource`); use it in a `with` block.
 
     Attributes:
-        prepared: What the training works with; `training.grpo` of its recipe sets the sizes.
+        prepared: What the stage works with.
+        recipe: Recipe of this training, with its rewards and sizes.
         dev: Questions that are regularly answered greedily; none are trained on.
         runner: Event loop of all batches, because a server stays open between them.
     """
 
     prepared: Prepared
+    recipe: Recipe
     questions: Sequence[Question]
     dev: Sequence[Question]
     ledger: Ledger
@@ -76,11 +78,6 @@ class Rollouts:
     serving: Serving
     canary: Canary
     runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
-
-    @property
-    def recipe(self) -> Recipe:
-        """All settings."""
-        return self.prepared.recipe
 
     def __enter__(self) -> Self:
         return self
@@ -222,7 +219,7 @@ class Rollouts:
         trajectory = await environment.trajectory(
             root, sampling, question_id=question.id, path=path, draw=draw
         )
-        outcome = self.prepared.scheme.outcome(trajectory.state, question)
+        outcome = self.recipe.scheme.outcome(trajectory.state, question)
         if outcome.total is None:
             return None
         row = score_trajectory(question, trajectory, environment, policy=PATH)

@@ -40,7 +40,7 @@ from branchwise.runs import (
     labels_table,
     log_costs,
     log_notes,
-    open_or_begin,
+    open_run,
     prepare,
     questions_digest,
     require,
@@ -109,9 +109,9 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         **answer_settings(recipe.usual_policy, recipe),
         "temperature": recipe.policy.temperature,
     }
-    run = open_or_begin(context.run, context.recipe, {"index_digest": index_digest})
+    run = open_run(context.run, context.recipe, {"index_digest": index_digest}, keeps_record=True)
     with run.open_ledger() as ledger:
-        gate = Gate(recipe.limits, ledger.totals, context.log)
+        gate = prepared.gate(ledger)
         adapter: Path | None = None
         try:
             with gate.listening():
@@ -136,8 +136,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
                         )
                     adapter = training.target / "adapter"
         except BudgetExceeded:
-            context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-            return StageResult(spending(ledger.totals()), gate.exit_code, gate.reason)
+            return gate.stopped(spending(ledger.totals()))
         totals = log_costs(context, ledger)
     return StageResult({"model": str(target), **report.totals(), **totals})
 
@@ -224,7 +223,8 @@ def _rollouts(
     recipe, logs = training.recipe, ledger.path.parent / "logs"
     log = prepared.context.log
     return Rollouts(
-        replace(prepared, recipe=recipe),
+        prepared,
+        recipe,
         training.questions,
         dev,
         ledger,

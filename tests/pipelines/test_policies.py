@@ -233,3 +233,20 @@ def test_missing_weights_are_an_error_before_any_call(
     assert "evaluation.policies.mine: model 'models/none/dpo' does not exist" in told
     assert not here.requests
     assert not there.requests
+
+
+def test_an_evaluation_does_without_the_reward_model(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored = (
+        "agent.protocol=evo-rag",
+        "rewards.scheme=evo-rag",
+        "mcts.evaluator=playout",
+        "mcts.normalise=true",
+        "pairs.score=reward_model",
+        "reward_model=models/none/rm",
+    )
+    settings = [word for setting in scored for word in ("--set", setting)]
+    assert branchwise("annotate", config, tmp_path / "run", *settings) == 2
+    assert "models/none/rm" in capsys.readouterr().out
+    assert evaluated(config, tmp_path / "run", *scored) == 0

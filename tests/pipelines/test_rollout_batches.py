@@ -94,6 +94,7 @@ class World:
         recipe = rollout_recipe(call)
         source = Rollouts(
             WithRetriever(call, recipe, Data((), (), {}), {}, retriever=self.retriever),
+            recipe,
             self.questions,
             self.dev,
             self.ledger,
