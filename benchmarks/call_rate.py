@@ -100,7 +100,7 @@ async def bare(recipe: Recipe, measure: Measure) -> float:
 
 
 async def package(recipe: Recipe, measure: Measure) -> float:
-    """Measures the openai package alone, on aiohttp as our engine uses it."""
+    """Measures the openai package alone, on its own aiohttp client."""
     import openai
 
     http = openai.DefaultAioHttpClient(trust_env=False)

@@ -138,7 +138,7 @@ from .studies.study_runner import StudyRunner as StudyRunner
 from .studies.study_runner import overrides as overrides
 from .studies.study_runner import with_sibling_run as with_sibling_run
 from .terminal import Terminal as Terminal
-from .trained_reward_model import UNTAUGHT as UNTAUGHT
+from .trained_reward_model import NOT_TRAINED as NOT_TRAINED
 from .trained_reward_model import encoder_of as encoder_of
 from .trained_reward_model import outdated_weights_warning as outdated_weights_warning
 from .training_start import trained_folder as trained_folder

@@ -154,6 +154,7 @@ def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
     # The root gets its children first, and a tree whose children are all final is exhausted.
     low = 1 if search.max_output_tokens else min(search.iterations, search.max_children)
     if search.uses("playout"):
+        # Each iteration draws one trajectory; its first step may repeat a sibling and be redrawn.
         return low, search.iterations * (steps + 1), search.iterations
     rollouts = search.rollouts if search.uses("rollout") else 0
     iterations_left, high = search.iterations, 0

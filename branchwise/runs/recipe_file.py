@@ -120,7 +120,7 @@ def _text_of(path: Path) -> str:
 def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:
     """Replaces data files of an unchecked recipe that are in its folder by their full paths.
 
-    A run's own `config.yaml` holds resolved paths, and the folders beside it, such as `trees/`, are
+    A run's own `config.yaml` holds resolved paths, and folders next to it, such as `trees/`, are
     not a corpus.
     """
     if recipe.name == CONFIG and (recipe.parent / PROVENANCE).exists():

@@ -8,7 +8,7 @@ from branchwise.rewards import RewardModel, read_record
 
 from .recipe import Recipe
 
-UNTAUGHT = "untaught"
+NOT_TRAINED = "not_trained"
 """Key in the totals with the reason that no model was trained."""
 
 

@@ -98,7 +98,7 @@ def curriculum(context: StageContext) -> StageResult:
     )
     if context.dry_run:
         context.log(
-            "as if every cycle were carried out, and the last one of Discovery were its best:"
+            "dry run: assumes that every cycle runs, and that Discovery's last cycle is its best"
         )
         course.run()
         return StageResult({"cycles": settings.cycles.total, "dry_run": True})
@@ -114,7 +114,7 @@ def curriculum(context: StageContext) -> StageResult:
     context.log(f"curriculum: its policy is {final.model} ({final.name})")
     if final.name != START:
         context.log(f"evaluate it on test: {final_eval_command(context, final)}")
-        context.log(f"take it away:    branchwise export --model {final.model}")
+        context.log(f"export it:       branchwise export --model {final.model}")
     return StageResult({**course.totals(), "final": asdict(final)})
 
 

@@ -100,8 +100,8 @@ def pair_findings(pairs: PairFigures | None) -> Iterator[Finding]:
         f"{FEW_PAIRS} or more is usual",
         bad=n < LEAST_PAIRS,
     )
-    yield from _of_labels(pairs)
-    yield _of_length(pairs)
+    yield from _label_findings(pairs)
+    yield _length_finding(pairs)
     yield _graded(
         pairs.near_duplicates > MANY_NEAR,
         "near-duplicates",
@@ -124,10 +124,10 @@ def pair_findings(pairs: PairFigures | None) -> Iterator[Finding]:
         "a lucky guess counts as right; pairs.guessable=drop (`branchwise relabel`) drops them",
         f"under {MANY_GUESSABLE:.0%} is usual",
     )
-    yield _of_actions(pairs)
+    yield _action_finding(pairs)
 
 
-def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
+def _label_findings(pairs: PairFigures) -> Iterator[Finding]:
     if pairs.one_outcome is None or pairs.gaps is None:
         return
     low, _, median, _, high = pairs.gaps
@@ -148,7 +148,7 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
     )
 
 
-def _of_length(pairs: PairFigures) -> Finding:
+def _length_finding(pairs: PairFigures) -> Finding:
     share, interval = pairs.chosen_longer, pairs.chosen_longer_interval
     if share is None or interval is None:
         return Finding("length bias", "all replies are equally long", "good", "")
@@ -162,7 +162,7 @@ def _of_length(pairs: PairFigures) -> Finding:
     )
 
 
-def _of_actions(pairs: PairFigures) -> Finding:
+def _action_finding(pairs: PairFigures) -> Finding:
     most = list(pairs.actions.items())
     return _graded(
         most[0][1] > ONE_KIND * pairs.pairs,
@@ -222,7 +222,7 @@ def tree_findings(
     )
 
 
-def of_survival(row: SurvivalRow | None, sampled: int) -> Finding:
+def survival_finding(row: SurvivalRow | None, sampled: int) -> Finding:
     """Returns the finding on label survival; `row` is None if no pair could be judged."""
     if row is None or row.decided is None or row.decided_interval is None:
         figure = f"none of {sampled} pairs was decided"
@@ -257,7 +257,7 @@ def of_survival(row: SurvivalRow | None, sampled: int) -> Finding:
     )
 
 
-def of_training(moved: PolicyShift) -> Iterator[Finding]:
+def training_findings(moved: PolicyShift) -> Iterator[Finding]:
     """Yields findings on a preference training."""
     kl, margin, accuracy = moved.kl, moved.margin, moved.accuracy
     first, last = moved.first_loss, moved.loss
@@ -294,7 +294,7 @@ def of_training(moved: PolicyShift) -> Iterator[Finding]:
         )
 
 
-def of_export(correlations: dict[str, float]) -> Finding:
+def export_finding(correlations: dict[str, float]) -> Finding:
     """Returns the finding on exported files.
 
     Args:

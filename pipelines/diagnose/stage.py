@@ -57,10 +57,10 @@ from branchwise.types import Pair
 from .diagnosis_rules import (
     Finding,
     conclusion,
-    of_export,
-    of_survival,
-    of_training,
+    export_finding,
     pair_findings,
+    survival_finding,
+    training_findings,
     tree_findings,
 )
 
@@ -127,7 +127,7 @@ def diagnose(
             for name in (None, *FACETS)
         }
         overall = next(iter(diagnosis.survival["all"]), None)
-        diagnosis.findings.append(of_survival(overall, len(sampled)))
+        diagnosis.findings.append(survival_finding(overall, len(sampled)))
     diagnosis.findings += _training(context, diagnosis, model, export=export)
     folder = run.folder / Path(table).parent
     context.console.print(_sheet(diagnosis).text())
@@ -150,12 +150,12 @@ def _training(
             raise ConfigError(f"{model}: no metrics.jsonl; train it first, or name another --model")
         yield Finding("training", "not yet", "–", f"`branchwise train-dpo --run {context.run}`")
         return
-    yield from of_training(diagnosis.training)
+    yield from training_findings(diagnosis.training)
     if export:
         yield _exported(context, diagnosis, model)
     else:
         advice = "--export writes its files and compares their logits with the adapter's"
-        yield Finding("export", "not looked at", "–", advice)
+        yield Finding("export", "not checked", "–", advice)
 
 
 def _exported(context: StageContext, diagnosis: Diagnosis, model: Path) -> Finding:
@@ -166,13 +166,13 @@ def _exported(context: StageContext, diagnosis: Diagnosis, model: Path) -> Findi
     except StorageError as error:
         return Finding("export", "the trained change is lost", "bad", str(error))
     diagnosis.export = report.totals()
-    return of_export({file.form: file.correlation for file in report.exported})
+    return export_finding({file.form: file.correlation for file in report.exported})
 
 
 def markdown(diagnosis: Diagnosis) -> str:
     """Returns the findings, and label survival by every facet, as Markdown tables."""
     label = "" if diagnosis.label is None else f", labels `{diagnosis.label}`"
-    lines = [f"# Can {terminal_safe(diagnosis.run + label)} teach?", ""]
+    lines = [f"# Diagnosis of {terminal_safe(diagnosis.run + label)}", ""]
     lines += [f"Conclusion: {conclusion(diagnosis.findings)}.", "", _sheet(diagnosis).markdown()]
     if diagnosis.survival:
         rows = tuple(
@@ -187,7 +187,7 @@ def markdown(diagnosis: Diagnosis) -> str:
 def _sheet(diagnosis: Diagnosis) -> Sheet:
     head = ("measure", "value", "verdict", "usual value, or advice")
     rows = tuple((f.what, f.figure, f.verdict, f.advice) for f in diagnosis.findings)
-    return Sheet(f"can {diagnosis.run} teach?", head, rows, names=4)
+    return Sheet(f"diagnosis of {diagnosis.run}", head, rows, names=4)
 
 
 _SURVIVAL = (

@@ -20,7 +20,7 @@ from branchwise.modeling import FrozenEncoder, Prefix
 from branchwise.rewards import KIND, naming, prefix_of
 from branchwise.runs import (
     BAD_INPUT,
-    UNTAUGHT,
+    NOT_TRAINED,
     ModelName,
     Recipe,
     Run,
@@ -73,7 +73,7 @@ def train_rm(context: StageContext, name: ModelName = KIND) -> StageResult:
         )
     except NothingToLearn as nothing:
         context.log(f"train-rm: {nothing}")
-        return StageResult({UNTAUGHT: str(nothing)}, BAD_INPUT, str(nothing))
+        return StageResult({NOT_TRAINED: str(nothing)}, BAD_INPUT, str(nothing))
     metrics, loss = report.metrics, report.metrics.loss
     head = ("head", "trained on", "pairs", "loss", "accuracy", "length only")
     rows = tuple(map(_cells, (*metrics.heads, metrics.score)))

@@ -45,7 +45,7 @@ from branchwise.training import (
 from branchwise.types import EventKind
 
 MOST_SKIPPED = 0.5
-"""Share of skipped questions above which the stage stops: the policy would learn from a rest."""
+"""Share of skipped questions above which the stage stops: too few would be left to learn from."""
 
 REMEDIES: Mapping[str, str] = {
     NOT_GIVEN: "add supporting_titles or supporting_ids to the questions (docs/your-data.md)",

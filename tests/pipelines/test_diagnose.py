@@ -19,9 +19,9 @@ from branchwise.cli.command_line import parser, run_stage
 from branchwise.pipelines.diagnose.diagnosis_rules import (
     FEW_PAIRS,
     conclusion,
-    of_survival,
-    of_training,
     pair_findings,
+    survival_finding,
+    training_findings,
     tree_findings,
 )
 from branchwise.runs.folder import existing_run
@@ -298,7 +298,7 @@ def test_verdicts_on_training_depend_on_kl_and_margin(
 ) -> None:
     moved = movement_of(trained(tmp_path / "model", kl, margin))
     assert moved is not None
-    _, *judged = (one.verdict for one in of_training(moved))
+    _, *judged = (one.verdict for one in training_findings(moved))
     assert " ".join(judged) == verdicts
 
 
@@ -314,7 +314,7 @@ def test_movement_is_averaged_over_more_than_the_last_batch(tmp_path: Path) -> N
 @pytest.mark.parametrize(("first", "verdict"), [(0.7, "good"), (0.5, "watch")])
 def test_a_loss_that_did_not_fall_is_only_a_warning(first: float, verdict: str) -> None:
     moved = PolicyShift(40, first_loss=first, loss=0.6, kl=0.5, margin=0.3, accuracy=0.8)
-    loss = next(of_training(moved))
+    loss = next(training_findings(moved))
     assert (loss.what, loss.verdict) == ("training loss", verdict)
 
 
@@ -338,7 +338,7 @@ def survived(decided: float, low: float, high: float, rollout_gap: float = 0.15)
     ],
 )
 def test_survival_verdict_and_advice(row: SurvivalRow | None, verdict: str, advice: str) -> None:
-    finding = of_survival(row, 40)
+    finding = survival_finding(row, 40)
     assert finding.verdict == verdict
     assert advice in finding.advice
 

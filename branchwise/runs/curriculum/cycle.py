@@ -16,7 +16,7 @@ from branchwise.base import ConfigError
 from ..factories import model_folder
 from ..recipe import Recipe
 from ..studies.study_runner import StageStopped, StageTotals, StudyRunner, with_sibling_run
-from ..trained_reward_model import UNTAUGHT
+from ..trained_reward_model import NOT_TRAINED
 
 StageName = Literal["discovery", "refinement"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
@@ -194,7 +194,7 @@ def _pairs(
     except StageStopped as stopped:
         # Few pairs may train the policy but not the reward model; continue if the search does
         # not use it.
-        reason = stopped.totals.get(UNTAUGHT)
+        reason = stopped.totals.get(NOT_TRAINED)
         if reason is None or scored or recipe.mcts.uses("reward_model"):
             raise
         runner.context.log(

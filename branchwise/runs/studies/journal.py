@@ -150,7 +150,7 @@ def _of_tables(run: Path, tables: list[str]) -> str | None:
 def _of_model(model: Path) -> str | None:
     digests = []
     trained = [path for pattern in WEIGHTS for path in model.glob(pattern)]
-    # Without an adapter, the model's own weights were trained; beside one, they are an export.
+    # Without an adapter, the model's own weights were trained; with one, they are an export.
     for path in sorted(trained or model.glob("model*.safetensors")):
         with path.open("rb") as file:
             digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]

@@ -26,7 +26,7 @@ from branchwise.runs.curriculum import cycle_report as report
 from branchwise.runs.curriculum.cycle import DevResult
 from branchwise.runs.question_set import data_settings
 from branchwise.runs.studies.study_runner import StageStopped, StudyRunner
-from branchwise.runs.trained_reward_model import UNTAUGHT
+from branchwise.runs.trained_reward_model import NOT_TRAINED
 
 SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 0.6}
 
@@ -235,11 +235,11 @@ def test_pairs_can_be_scored_by_a_reward_model_trained_on_the_labels(
 class Poor(Scripted):
     """Runner whose train-rm stops: without training data, or for another reason."""
 
-    untaught: bool = True
+    not_trained: bool = True
 
     def run_stage(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         if stage == "train-rm":
-            why = {UNTAUGHT: "no pair is left"} if self.untaught else {}
+            why = {NOT_TRAINED: "no pair is left"} if self.not_trained else {}
             raise StageStopped("train-rm ended with exit code 2", 2, why)
         return super().run_stage(stage, *arguments, **given)
 
@@ -254,7 +254,7 @@ def test_an_unused_reward_model_can_be_skipped_if_it_has_no_training_data(tmp_pa
     )
     with pytest.raises(StageStopped, match="exit code 2"):
         CurriculumState(
-            Poor(plain.context, (0,), plain.output_folder, scored=dev_row, untaught=False)
+            Poor(plain.context, (0,), plain.output_folder, scored=dev_row, not_trained=False)
         ).run()
     for asking in (SCORED, (SCORED[0], SEARCH, "reward_model=first")):
         plain = scripted(tmp_path, *asking)
