@@ -46,7 +46,6 @@ from .factories import WARM_START as WARM_START
 from .factories import engine_for as engine_for
 from .factories import model_folder as model_folder
 from .factories import open_data as open_data
-from .factories import open_engine as open_engine
 from .folder import STUDY as STUDY
 from .folder import Run as Run
 from .folder import check_run_folder as check_run_folder

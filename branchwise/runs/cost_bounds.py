@@ -1,6 +1,5 @@
 """Bounds of what a stage's calls cost: the shortest possible work, and the longest."""
 
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from heapq import nlargest
 from typing import Any
@@ -105,33 +104,6 @@ def prompt_lengths(protocol: AgentProtocol, data: Data, top_k: int, max_new_toke
     added = protocol.max_calls * (retrieved + max_new_tokens)
     high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
     return float(len(shortest.split())), high
-
-
-def tree_cost(
-    models: Mapping[str, ModelSettings],
-    protocol: AgentProtocol,
-    search: SearchSettings,
-    data: Data,
-    top_k: int,
-) -> CostRange:
-    """Returns bounds of the costs of growing a question's tree.
-
-    Args:
-        models: Models of the annotation, by role.
-        protocol: Protocol of the policy.
-        search: Settings of the search.
-        data: Questions and corpus.
-        top_k: Passages per search.
-    """
-    policy = models["policy"]
-    prompt = prompt_lengths(protocol, data, top_k, policy.max_new_tokens)
-    low, policy_calls, ends = tree_calls(search, protocol.max_calls)
-    cost = call_cost(policy, prompt, (low, policy_calls), tokens=protocol.continues)
-    if "judge" in models:
-        cost += call_cost(models["judge"], prompt, (0, search.iterations))
-    if "verifier" in models:
-        cost += call_cost(models["verifier"], prompt, (0, ends))
-    return cost
 
 
 def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ from branchwise.rewards import RewardModel, RewardScheme, scheme_of
 from branchwise.storage import Ledger
 from branchwise.types import Question
 
-from .cost_bounds import CostRange, tree_cost
+from .cost_bounds import CostRange, call_cost, prompt_lengths, tree_calls
 from .factories import replaying_engine
 from .prepared import Prepared
 from .progress import Progress
@@ -106,8 +106,16 @@ async def grow_questions(
 
 def bound_of_tree(prepared: Prepared) -> CostRange:
     """Returns bounds of the cost of a question's tree."""
-    recipe, protocol = prepared.recipe, prepared.protocol
-    return tree_cost(prepared.models, protocol, recipe.mcts, prepared.data, recipe.retrieval.top_k)
+    recipe, protocol, models = prepared.recipe, prepared.protocol, prepared.models
+    policy = models["policy"]
+    prompt = prompt_lengths(protocol, prepared.data, recipe.retrieval.top_k, policy.max_new_tokens)
+    low, high, ends = tree_calls(recipe.mcts, protocol.max_calls)
+    cost = call_cost(policy, prompt, (low, high), tokens=protocol.continues)
+    if "judge" in models:
+        cost += call_cost(models["judge"], prompt, (0, recipe.mcts.iterations))
+    if "verifier" in models:
+        cost += call_cost(models["verifier"], prompt, (0, ends))
+    return cost
 
 
 def annotator_for(prepared: Prepared, engines: Mapping[str, Engine]) -> Annotator:
