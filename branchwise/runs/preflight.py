@@ -4,7 +4,7 @@ A check is a block of the recipe and a function that raises if a resource of the
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -102,7 +102,6 @@ def evaluated(recipe: Recipe, run: Path, *, policy_works: bool = True) -> Iterat
         for name, policy in recipe.policies_under_test(run.name).items()
     }
     if recipe.answer_judge is not None and recipe.evaluation.judge is not None:
-        models[JUDGE] = recipe.answer_judge
         calls[JUDGE] = answer_judge_call(recipe.answer_judge, recipe.evaluation.judge.prompt)
     to_train = model_folder(run, "")
     for setting, model in models.items():
@@ -240,22 +239,30 @@ def search_server(retrieval: RetrievalSettings) -> Iterator[Check]:
         yield "retrieval", partial(_search, retrieval.url)
 
 
-def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
+def plaintext_proxy_warnings(
+    retrieval: RetrievalSettings, models: Mapping[str, ModelSettings]
+) -> Iterator[str]:
     """Yields a warning for each server that is reached unencrypted through a proxy."""
-    if isinstance(recipe.retrieval, HttpSettings):
-        yield from _proxy_warning("retrieval.url", recipe.retrieval.url, "query and passage")
-    for role, model in (recipe.annotating_models | recipe.other_endpoints()).items():
+    if isinstance(retrieval, HttpSettings):
+        yield from _proxy_warning("retrieval.url", retrieval.url, "query and passage")
+    for role, model in models.items():
         if model.engine != "openvino":
             yield from _proxy_warning(
                 f"{role}.base_url", model.base_url, "prompt, reply and the key"
             )
 
 
-def log_notes(context: StageContext, recipe: Recipe, data: Data | None = None) -> None:
-    """Logs what was noted about the data, and proxies that can read the prompts."""
+def log_notes(
+    context: StageContext, models: Mapping[str, ModelSettings], data: Data | None = None
+) -> None:
+    """Logs what was noted about the data, and proxies that can read the prompts of the models."""
+    recipe = context.recipe
     for line in data.describe_notes() if data else ():
         context.log(f"data: {line}")
-    for line in (*plaintext_proxy_warnings(recipe), *unused_models(recipe)):
+    for line in (
+        *plaintext_proxy_warnings(recipe.retrieval, models),
+        *unused_models(recipe),
+    ):
         context.log(f"note: {line}")
 
 

@@ -383,7 +383,7 @@ class Recipe(Settings):
         }
         if set(self.evaluation.baselines) - {"majority"}:
             models["evaluation.baseline_model"] = self.reader(run).model
-        return models
+        return models if self.answer_judge is None else {**models, JUDGE: self.answer_judge}
 
     def question_sets(self) -> Iterator[tuple[str, SetSettings]]:
         """Yields the sets to annotate and to evaluate, with their settings' names."""
@@ -395,18 +395,15 @@ class Recipe(Settings):
             yield "evaluation.mix", questions
 
     def other_endpoints(self) -> dict[str, ModelSettings]:
-        """Returns the models of evaluations and the rater that have another endpoint or price than
-        the policy, and the answer judge, by setting.
-        """
+        """Returns evaluated models and the rater with another endpoint or price than the policy."""
         models = self.evaluated_models(self.name)
         models["difficulty.policy"] = self.rater(self.name).model
         usual_endpoint = _endpoint_and_price(self.policy)
-        elsewhere = {
+        return {
             name: model
             for name, model in models.items()
             if _endpoint_and_price(model) != usual_endpoint
         }
-        return elsewhere if (judge := self.answer_judge) is None else {**elsewhere, JUDGE: judge}
 
     @property
     def decisive_digest(self) -> str:

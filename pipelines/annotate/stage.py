@@ -144,7 +144,7 @@ def _announce(prepared: Prepared) -> None:
     )
     policy = f"{recipe.policy.engine}:{terminal_safe(recipe.policy.model)}"
     context.log(f"policy {policy}; run folder {terminal_safe(str(context.run))}")
-    log_notes(context, recipe, data)
+    log_notes(context, prepared.models, data)
     check_not_fewer(context.run, data.questions, recipe.data.limit)
     if warning := outdated_weights_warning(recipe):
         context.log(warning)

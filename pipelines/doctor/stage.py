@@ -45,12 +45,13 @@ def doctor(context: StageContext) -> StageResult:
     for extra in EXTRAS:
         missing = missing_packages(extra)
         context.log(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")
-    problems = list(dict.fromkeys(problems_of(context.recipe, context.run)))
+    recipe = context.recipe
+    problems = list(dict.fromkeys(problems_of(recipe, context.run)))
     for problem in problems:
         context.log(f"problem: {problem}")
-    log_notes(context, context.recipe)
-    policy = context.recipe.policy
-    trainings = {"train-sft", "train-dpo", "train-grpo"} & set(context.recipe.stages)
+    log_notes(context, recipe.annotating_models | recipe.other_endpoints())
+    policy = recipe.policy
+    trainings = {"train-sft", "train-dpo", "train-grpo"} & set(recipe.stages)
     if policy.engine == "openai" and policy.weights is None and trainings:
         context.log(
             f"note: {', '.join(sorted(trainings))} will need policy.weights, the weights that the "

@@ -114,7 +114,7 @@ def _announce(prepared: Prepared) -> None:
     )
     for line in data.describe_notes(LEFT_OUT):
         context.log(line)
-    log_notes(context, recipe)
+    log_notes(context, prepared.models)
     if recipe.answer_judge is not None:
         most = len(data.questions) * (len(policies) + len(recipe.evaluation.baselines))
         context.log(f"judge: at most {most} calls of {recipe.answer_judge.model}")

@@ -129,7 +129,7 @@ def _announce(prepared: Prepared, rater: PolicyUnderTest) -> dict[str, int]:
         f"({len(data.questions):,} questions, {rollouts} rollouts each until the first right "
         f"answer, {protocol.max_calls} calls a rollout); those in the ledger are free"
     )
-    log_notes(context, prepared.recipe, data)
+    log_notes(context, prepared.models, data)
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 

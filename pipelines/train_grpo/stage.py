@@ -96,7 +96,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     trainings = list(grpo_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe, data.questions) if recipe.training.grpo.eval_every else ()
     _announce(context, trainings, dev)
-    log_notes(context, recipe, data)
+    log_notes(context, prepared.models, data)
     if context.dry_run:
         estimate = _estimate(context, trainings, dev, data)
         return estimate.report(context, questions=len(data.questions))
