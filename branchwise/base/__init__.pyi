@@ -13,6 +13,7 @@ from .errors import EndpointError as EndpointError
 from .errors import Faults as Faults
 from .errors import JudgeError as JudgeError
 from .errors import RetrievalError as RetrievalError
+from .errors import ServerLost as ServerLost
 from .errors import StorageError as StorageError
 from .errors import TokenDrift as TokenDrift
 from .errors import TrainingError as TrainingError

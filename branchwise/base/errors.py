@@ -35,6 +35,18 @@ class EndpointError(BranchwiseError):
         self.attempts = attempts
 
 
+class ServerLost(EndpointError):
+    """A server of a fleet does not answer for now, so another one takes its calls.
+
+    Attributes:
+        ended: Whether its process ended during the call.
+    """
+
+    def __init__(self, message: str, *, attempts: int = 1, ended: bool = False) -> None:
+        super().__init__(message, fatal=True, attempts=attempts)
+        self.ended = ended
+
+
 class TokenDrift(EndpointError):
     """A server read other prompt tokens than it was sent, so its reply continues another text."""
 

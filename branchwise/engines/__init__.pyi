@@ -5,7 +5,12 @@ from .endpoint.endpoint_errors import RefusedRequest as RefusedRequest
 from .endpoint.openai import OpenAIEngine as OpenAIEngine
 from .endpoint.replies import OVERLONG as OVERLONG
 from .endpoint.replies import REASONING_ONLY as REASONING_ONLY
+from .endpoint.retry import RetryPolicy as RetryPolicy
 from .endpoint.servers import server_kind as server_kind
+from .fleet import FleetEngine as FleetEngine
+from .fleet import Replica as Replica
+from .fleet import ServerEngine as ServerEngine
+from .fleet import each_server as each_server
 from .ledgered import BeforeCall as BeforeCall
 from .ledgered import LedgeredEngine as LedgeredEngine
 from .ledgered import NoCallEngine as NoCallEngine
@@ -26,7 +31,7 @@ from .settings import JudgeSettings as JudgeSettings
 from .settings import ModelSettings as ModelSettings
 from .settings import Price as Price
 from .vllm.adapters import adapter_on as adapter_on
-from .vllm.command import installed_vllm as installed_vllm
+from .vllm.command import check_vllm as check_vllm
 from .vllm.served_weights import served_files as served_files
 from .vllm.served_weights import served_name as served_name
 from .vllm.vllm_engine import VllmEngine as VllmEngine

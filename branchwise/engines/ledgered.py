@@ -15,6 +15,7 @@ from branchwise.base import BudgetExceeded, EndpointError, StorageError, replace
 from branchwise.storage import Call, Ledger, packed, unpacked
 
 from .endpoint.replies import ReasoningRule, read_again
+from .fleet import FleetEngine
 from .reasoning import READER
 from .sampling import (
     Capabilities,
@@ -61,6 +62,10 @@ class LedgeredEngine:
     @property
     def capabilities(self) -> Capabilities:
         return self._engine.capabilities
+
+    def describe_servers(self) -> dict[str, str]:
+        """Returns the state of each server of a fleet, by address."""
+        return self._engine.describe() if isinstance(self._engine, FleetEngine) else {}
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion, and stores it before returning it.

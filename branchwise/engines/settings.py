@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator
 
@@ -198,6 +198,11 @@ class ModelSettings(Settings):
             not report usage.
         base_url: Address of the endpoint, without a query. For `vllm`: address of a server started
             by `branchwise serve`; if unset, the stage starts one.
+        base_urls: Addresses of several servers with this model, instead of `base_url`. A question
+            stays with one of them, and moves if that fails.
+        replicas: Number of `vllm` servers that a stage starts, used like `base_urls`.
+        gpus_per_replica: GPUs of each, among which vLLM splits the weights; defaults to 1 with
+            several replicas. A single one sees all GPUs unless this is set.
         api_key_env: Name of the environment variable with the endpoint's key (VLLM_API_KEY for
             `vllm`, if set); never the key itself.
         temperature: Sampling temperature; 0 is greedy.
@@ -228,6 +233,9 @@ class ModelSettings(Settings):
     model: str = "models/smollm2-135m-atlas"
     weights: str | None = None
     base_url: str | None = None
+    base_urls: tuple[str, ...] = ()
+    replicas: int = Field(default=1, ge=1)
+    gpus_per_replica: int | None = Field(default=None, ge=1)
     api_key_env: str = "OPENAI_API_KEY"
     temperature: float = Field(default=0.8, ge=0, le=5)
     top_p: float = Field(default=0.95, gt=0, le=1)
@@ -267,6 +275,17 @@ class ModelSettings(Settings):
     def _reject_key(cls, name: str) -> str:
         _check_variable(name)
         return name
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of running servers; empty if the model runs here."""
+        return self.base_urls or tuple(filter(None, (self.base_url,)))
+
+    @property
+    def at_each_server(self) -> "tuple[Self, ...]":
+        """The settings for each server of the model; only themselves if it is one."""
+        at_one = [self.model_copy(update={"base_url": u, "base_urls": ()}) for u in self.base_urls]
+        return tuple(at_one) or (self,) * self.replicas
 
     @property
     def reply_rule(self) -> str:

@@ -1,22 +1,25 @@
 """Opens the data of a recipe and the engines of its models."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 from branchwise.agent import protocol_of
-from branchwise.base import ConfigError, Log, StorageError
+from branchwise.base import ConfigError, Log, StorageError, atomic_write_json
 from branchwise.engines import (
     BeforeCall,
     Capabilities,
     Engine,
+    FleetEngine,
     LedgeredEngine,
     ModelSettings,
     NoCallEngine,
     RereadingEngine,
+    ServerEngine,
     VllmServer,
 )
 from branchwise.sources import Data, load_data
@@ -42,13 +45,14 @@ def engine_for(
     logs: Path | None = None,
     before_call: BeforeCall | None = None,
     log: Log | None = None,
-    server: VllmServer | None = None,
+    servers: Sequence[VllmServer] = (),
 ) -> Engine:
     """Returns the engine of a `policy:` or `judge:` block; enter it before use.
 
     Args:
         logs: Folder for the log of a server that the engine starts; defaults to the cache's.
         before_call: Called before every attempt at an endpoint (see `engines.ledgered`).
+        servers: Servers of the model that this process runs already.
     """
     if model.engine == "openvino":
         from branchwise.engines import embedded_engine
@@ -59,21 +63,36 @@ def engine_for(
             kv_cache_gib=limits.kv_cache_gib,
             log=log,
         )
-    from branchwise.engines import OpenAIEngine
+    from branchwise.engines import OpenAIEngine, RetryPolicy, VllmEngine
 
+    models = model.at_each_server
+    is_fleet = len(models) > 1
     connect = partial(
         OpenAIEngine,
         max_concurrency=limits.max_concurrency,
         timeout_s=limits.timeout_s,
         deadline_s=limits.deadline_s,
+        retry=RetryPolicy(gives_way=is_fleet),
         before_attempt=before_call,
         on_event=log,
     )
-    if model.engine == "vllm":
-        from branchwise.engines import VllmEngine
-
-        return VllmEngine(model, connect, logs or cache_section("logs"), log, server)
-    return connect(model)
+    engines: dict[str, ServerEngine] = {}
+    for number, (at_one, server) in enumerate(zip_longest(models, servers)):
+        name = at_one.base_url or f"replica {number}"
+        engines[name] = (
+            VllmEngine(
+                at_one,
+                connect,
+                logs or cache_section("logs"),
+                log,
+                server,
+                replica=number,
+                gives_way=is_fleet,
+            )
+            if model.engine == "vllm"
+            else connect(at_one)
+        )
+    return FleetEngine(engines, log, before_call) if is_fleet else next(iter(engines.values()))
 
 
 @asynccontextmanager
@@ -93,13 +112,18 @@ async def open_engine(
     Raises:
         ConfigError: If the detected form of constraints is not that of the run's earlier calls.
     """
-    engine = engine_for(model, limits, ledger.path.parent / "logs", before_call, log)
+    logs = ledger.path.parent / "logs"
+    engine = at_servers = engine_for(model, limits, logs, before_call, log)
     if reread is not None:
         engine = RereadingEngine(engine, *reread)
     price = model.price_per_million
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
         _note_capabilities(model, ledgered, ledger)
-        yield ledgered
+        try:
+            yield ledgered
+        finally:
+            if isinstance(at_servers, FleetEngine):
+                atomic_write_json(logs / f"servers-{engine.digest}.json", at_servers.describe())
 
 
 def replaying_engine(model: ModelSettings, digest: str, ledger: Ledger) -> LedgeredEngine:

@@ -162,6 +162,7 @@ async def _roll(
     rows: list[FreshRollouts] = []
     finished_trees = 0
     async with opened as engine, progress.shown(prepared.context.console):
+        progress.watch(engine)
         environment = prepared.environment(engine)
 
         async def roll(tree: StoredTree) -> list[FreshRollouts]:

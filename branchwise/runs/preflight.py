@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 
 from branchwise.agent import AgentProtocol, require_token_ids
 from branchwise.base import BranchwiseError, ConfigError, Faults, proxy_for, shown_url
-from branchwise.engines import ModelSettings, Sampling, installed_vllm, served_files
+from branchwise.engines import (
+    FleetEngine,
+    ModelSettings,
+    Sampling,
+    check_vllm,
+    each_server,
+    served_files,
+)
 from branchwise.evaluation import PolicyUnderTest
 from branchwise.retrieval import HttpSettings, RetrievalSettings
 from branchwise.rewards import reward_model_digest
@@ -110,11 +117,11 @@ def evaluated(recipe: Recipe, run: Path, *, policy_works: bool = True) -> Iterat
         if model == recipe.policy and (asks_alike or not policy_works):
             continue  # `servers` and `weights` check it
         trained = Path(model.model).is_relative_to(to_train)
-        if model.engine == "openai" or (model.base_url is not None and not trained):
+        if model.engine == "openai" or (model.addresses and not trained):
             call = calls.get(setting, plain_call(Sampling.of(model, temperature)))
             yield setting, partial(_check_endpoint, setting, model, recipe.limits, call, draw=True)
-        elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
-            yield setting, installed_vllm
+        elif model.engine == "vllm" != recipe.policy.engine and not model.addresses:
+            yield setting, partial(check_vllm, model)
         if not trained:
             yield from model_files(setting, model)
 
@@ -129,7 +136,7 @@ def cannot_serve_trained_reason(policy: ModelSettings) -> str | None:
             "policy.engine is `openai`, whose server cannot load the trained policies: use "
             "openvino or vllm"
         )
-    if policy.engine == "vllm" and policy.base_url is not None:
+    if policy.engine == "vllm" and policy.addresses:
         return (
             "policy.base_url names a running server, which cannot load the trained policies: "
             "remove it, so that every stage starts its own server"
@@ -227,8 +234,8 @@ def _server(
     *,
     draw: bool = False,
 ) -> Iterator[Check]:
-    if model.engine == "vllm" and model.base_url is None:
-        yield role, installed_vllm
+    if model.engine == "vllm" and not model.addresses:
+        yield role, partial(check_vllm, model)
     elif model.engine != "openvino":
         yield role, partial(_check_endpoint, role, model, limits, call, continued, draw=draw)
 
@@ -246,10 +253,8 @@ def plaintext_proxy_warnings(
     if isinstance(retrieval, HttpSettings):
         yield from _proxy_warning("retrieval.url", retrieval.url, "query and passage")
     for role, model in models.items():
-        if model.engine != "openvino":
-            yield from _proxy_warning(
-                f"{role}.base_url", model.base_url, "prompt, reply and the key"
-            )
+        for url in model.addresses:
+            yield from _proxy_warning(f"{role}.base_url", url, "prompt, reply and the key")
 
 
 def log_notes(
@@ -300,7 +305,9 @@ def _check_endpoint(
     *,
     draw: bool = False,
 ) -> None:
-    """Checks an endpoint, with a role's first `call` if needed.
+    """Checks an endpoint, with a role's first `call` if needed; all servers of a fleet.
+
+    Of a fleet, only some must answer, except for `draw`.
 
     Args:
         block: Block of the recipe with the model's settings.
@@ -320,12 +327,15 @@ def _check_endpoint(
     async def check() -> None:
         # A vLLM engine checks its endpoint when it is entered.
         async with engine_for(model, hurried) as engine:
-            if isinstance(engine, OpenAIEngine) and not draw:
-                await engine.check()
-            if continued is not None:
-                require_token_ids(engine, continued)
-            if draw:
-                await check_call(engine, call, block, reads_reply=reads_reply)
+            if reads_reply and isinstance(engine, FleetEngine):
+                engine.require_all()
+            for server in each_server(engine):
+                if isinstance(server, OpenAIEngine) and not draw:
+                    await server.check()
+                if continued is not None:
+                    require_token_ids(server, continued)
+                if draw:
+                    await check_call(server, call, block, reads_reply=reads_reply)
 
     asyncio.run(check())
 

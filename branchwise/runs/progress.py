@@ -19,6 +19,7 @@ from branchwise.base import (
     format_duration,
     map_concurrently,
 )
+from branchwise.engines import Engine, LedgeredEngine
 from branchwise.storage import Totals
 
 from .terminal import Terminal
@@ -39,6 +40,7 @@ class Progress:
         reward_sum, rewarded: Sum and number of the labels of nodes.
         spent: Callback that returns the run's totals; only this attempt's spending is shown.
         partial: Finished share of each question in flight, in [0, 1].
+        servers: Callbacks that return the state of each server of a fleet, by address.
     """
 
     stage: str
@@ -54,6 +56,7 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
     resumed_from: int = 0
     partial: dict[str, float] = field(default_factory=dict)
+    servers: list[Callable[[], dict[str, str]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._before = self.spent()
@@ -99,17 +102,27 @@ class Progress:
             facts["mean reward"] = mean
         return facts | {"time left": format_duration(self.left_s)}
 
-    def line(self) -> str:
-        """Returns the plain line."""
+    def watch(self, engine: Engine) -> None:
+        """Shows the servers of an engine, if it is a fleet."""
+        if isinstance(engine, LedgeredEngine):
+            self.servers.append(engine.describe_servers)
+
+    def server_facts(self) -> dict[str, str]:
+        """Returns the state of each server of the stage's fleets, by address."""
+        return {name: state for describe in self.servers for name, state in describe().items()}
+
+    def lines(self) -> str:
+        """Returns the plain line, and one for each server."""
         facts = " · ".join(f"{name} {value}" for name, value in self.facts().items())
         share = self.finished / self.total if self.total else 1.0
-        return f"{self.stage}: {share:.0%} · {facts}"
+        servers = (f"\n  {name}: {state}" for name, state in self.server_facts().items())
+        return f"{self.stage}: {share:.0%} · {facts}{''.join(servers)}"
 
     def table(self) -> Table:
         """Returns the live display."""
         table = Table(title=self.stage, title_justify="left", show_header=False, box=None)
         table.add_row("", ProgressBar(self.total, self.finished, width=40))
-        for name, value in self.facts().items():
+        for name, value in (self.facts() | self.server_facts()).items():
             table.add_row(Text(name, style="dim"), Text(value))
         return table
 
@@ -124,7 +137,7 @@ class Progress:
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
-            console.print_line(self.line())
+            console.print_line(self.lines())
 
     async def _live(self, console: Terminal) -> None:
         with Live(self.table(), console=console, transient=True, auto_refresh=False) as live:
@@ -135,7 +148,7 @@ class Progress:
     async def _plain(self, console: Terminal) -> None:
         while True:
             await asyncio.sleep(PLAIN_EVERY_S)
-            console.print_line(self.line())
+            console.print_line(self.lines())
 
 
 async def attempt_each(

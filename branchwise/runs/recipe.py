@@ -133,8 +133,8 @@ JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
 
 ENDPOINT = {
-    *("base_url", "api_key_env", "price_per_million", "request", "server", "server_args"),
-    *("structured_output", "weights"),
+    *("base_url", "base_urls", "replicas", "gpus_per_replica", "api_key_env", "price_per_million"),
+    *("request", "server", "server_args", "structured_output", "weights"),
 }
 """Settings that a policy or rater at another endpoint does not inherit, such as the key."""
 
@@ -174,9 +174,9 @@ class LimitSettings(Settings):
     """Limits of a run.
 
     Attributes:
-        max_concurrency: Most calls in flight per endpoint; fewer if it is overloaded.
+        max_concurrency: Most calls in flight per server; fewer if it is overloaded.
         max_questions_in_flight: Questions processed at once. Set it above `max_concurrency`, or
-            slots stay idle. Defaults to 256 at an endpoint and 24 in the embedded engine.
+            slots stay idle. Defaults to 256 per server and 24 in the embedded engine.
         kv_cache_gib: GiB of the embedded engine's key-value cache; an embedded judge has its own.
             One GiB holds about 23,000 tokens of the packaged model. Prompts of a tree that do not
             fit are recomputed.
@@ -206,7 +206,7 @@ class LimitSettings(Settings):
 
     def questions_in_flight(self, policy: ModelSettings) -> int:
         """Returns the number of questions that a policy works on at once."""
-        fitting = 24 if policy.engine == "openvino" else 256
+        fitting = 24 if policy.engine == "openvino" else 256 * len(policy.at_each_server)
         return self.max_questions_in_flight or fitting
 
 
@@ -442,7 +442,7 @@ def agent_with_protocol(usual: AgentSettings, changes: Mapping[str, Any]) -> Age
 
 
 def _endpoint_and_price(model: ModelSettings) -> tuple[object, ...]:
-    return model.engine, model.base_url, model.price_per_million
+    return model.engine, model.addresses, model.price_per_million
 
 
 def _with_settings(model: M, settings: Mapping[str, Any]) -> M:
@@ -451,7 +451,7 @@ def _with_settings(model: M, settings: Mapping[str, Any]) -> M:
     It does not inherit `ENDPOINT` at another endpoint, nor `HOSTED_MODEL` as another model of the
     same one. A server of one's own costs the same for every model.
     """
-    named = settings.keys() & {"engine", "base_url", "model"}
+    named = settings.keys() & {"engine", "base_url", "base_urls", "model"}
     differing = {name for name in named if settings[name] != getattr(model, name)}
     if differing - {"model"}:
         model = _updated(model, {name: getattr(_USUAL, name) for name in ENDPOINT})

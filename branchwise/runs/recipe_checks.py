@@ -153,11 +153,28 @@ def _errors_of(check: Callable[[], object]) -> list[str]:
 
 def _endpoints(models: Mapping[str, ModelSettings | None]) -> Iterator[str]:
     for role, model in models.items():
-        if model and model.engine == "openai" and not model.base_url:
+        if model is None:
+            continue
+        if model.engine == "openai" and not model.addresses:
             yield f"{role}.engine is `openai` but {role}.base_url is not set"
-        if model and model.base_url:  # even if unused, it would be written to the run's recipe
-            faults = _errors_of(partial(endpoint_address, model))
-            yield from (f"{role}: {fault}" for fault in faults)
+        if model.base_urls:
+            yield from (f"{role}.{fault}" for fault in _fleet_faults(model))
+        for at_one in model.at_each_server:
+            if at_one.base_url:  # even if unused, it would be written to the run's recipe
+                faults = _errors_of(partial(endpoint_address, at_one))
+                yield from (f"{role}: {fault}" for fault in faults)
+
+
+def _fleet_faults(model: ModelSettings) -> Iterator[str]:
+    if model.base_url is not None:
+        yield "base_url and base_urls: set one of them"
+    if len(set(model.base_urls)) < len(model.base_urls):
+        yield "base_urls names an address twice; remove one"
+    if model.engine == "openai" and model.identity is None:
+        yield (
+            "base_urls need an identity: a name of your choice for the model on these servers, by "
+            "which its calls are stored, such as identity: my-servers"
+        )
 
 
 def _prices(recipe: Recipe) -> Iterator[str]:
@@ -165,7 +182,7 @@ def _prices(recipe: Recipe) -> Iterator[str]:
     if recipe.limits.max_usd is None:
         return
     for role, model in (recipe.annotating_models | recipe.other_endpoints()).items():
-        if model.engine != "openai" and model.base_url is None:
+        if model.engine != "openai" and not model.addresses:
             continue
         price = model.price_per_million
         set_prices = price.model_fields_set if price is not None else set()
@@ -244,8 +261,11 @@ def _outcome_rl(recipe: Recipe) -> Iterator[str]:
 
 
 NOT_OF_ENGINE = {
-    "openvino": ("base_url", "dtype", "server_args", "server", "request", "structured_output"),
-    "openai": ("precision", "dtype", "server_args"),
+    "openvino": (
+        *("base_url", "base_urls", "replicas", "gpus_per_replica"),
+        *("dtype", "server_args", "server", "request", "structured_output"),
+    ),
+    "openai": ("precision", "dtype", "server_args", "replicas", "gpus_per_replica"),
     "vllm": ("precision", "server", "structured_output"),
 }
 """Settings of a model that have no effect, by engine."""
@@ -259,6 +279,9 @@ def _engine(recipe: Recipe) -> Iterator[str]:
         for name in NOT_OF_ENGINE[model.engine]:
             if _is_changed(model, name):
                 yield f"{role}.{name} has no effect with {role}.engine `{model.engine}`; remove it"
+        for name in ("replicas", "gpus_per_replica"):
+            if model.engine == "vllm" and model.addresses and _is_changed(model, name):
+                yield f"{role}.{name} has no effect on servers that run already; remove it"
 
 
 def _curriculum(recipe: Recipe) -> Iterator[str]:

@@ -90,6 +90,7 @@ async def grow_questions(
                 else replaying_engine(model, prepared.replayed[role], ledger)
             )
             engines[role] = await stack.enter_async_context(engine)
+            progress.watch(engines[role])
         annotator = annotator_for(prepared, engines)
 
         def at_once() -> int:

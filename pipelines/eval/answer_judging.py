@@ -106,6 +106,7 @@ class AnswerJudging:
         progress = Progress("eval judge", len(responses), spent=ledger.totals)
         opened = prepared.open_engine(self.model, ledger, gate)
         async with opened as engine, progress.shown(prepared.context.console):
+            progress.watch(engine)
             judge = AnswerJudge(engine, self.model, self.how.prompt, recipe.seed)
 
             async def judge_one(response: Response) -> Verdict:

@@ -163,6 +163,7 @@ class PolicyEvaluation:
         )
         questions, skipped = fitting_questions(candidate.questions, policy.protocol)
         progress = Progress(f"eval {candidate.name}", len(questions), spent=self.ledger.totals)
+        progress.watch(engine)
         attempts = attempt_each(
             self.gate.admit(range(len(questions))),
             lambda place: answerer.answer(questions[place]),

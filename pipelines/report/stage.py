@@ -7,10 +7,11 @@ Writes `report.html` into the run folder: cost and yields, distributions, traini
 works offline. It contains questions, passages and model text.
 """
 
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from branchwise.base import BranchwiseError, Log
+from branchwise.base import BranchwiseError, Log, object_inside
 from branchwise.report import facts, pairs_of, trees_of, write_page
 from branchwise.runs import (
     Run,
@@ -87,6 +88,13 @@ def _about(run: Run) -> dict[str, Any]:
     }
 
 
+def _servers(run: Run) -> Iterator[str]:
+    """Yields the work of each server of a fleet in the latest stage that used it."""
+    for file in sorted((run.folder / "logs").glob("servers-*.json")):
+        for name, work in object_inside(run.folder, f"logs/{file.name}").items():
+            yield f"server {name}: {work}"
+
+
 def _cost(run: Run) -> list[str]:
     try:
         with run.open_ledger() as ledger:
@@ -95,6 +103,6 @@ def _cost(run: Run) -> list[str]:
                 f"{spent.input_tokens:,} input tokens ({spent.cached_tokens:,} cached), "
                 f"{spent.output_tokens:,} output tokens"
             )
-            return [tokens, *describe_costs(ledger, run.recipe.limits)]
+            return [tokens, *describe_costs(ledger, run.recipe.limits), *_servers(run)]
     except BranchwiseError as error:
         return [f"unknown: {error}"]

@@ -220,6 +220,7 @@ async def rate_questions(
     settings, limits = prepared.recipe.difficulty, prepared.recipe.limits
     opened = prepared.open_engine(rater.model, ledger, gate)
     async with opened as engine, progress.shown(prepared.context.console):
+        progress.watch(engine)
         environment = prepared.environment(engine, rater.protocol)
         deciding = deciding_digest(prepared, rater)
         rate = partial(_rate, settings, environment, rater.sampling, deciding)

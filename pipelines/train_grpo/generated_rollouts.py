@@ -181,6 +181,7 @@ class Rollouts:
         size = self.recipe.training.grpo.group_size
         sampling = Sampling.of(self.recipe.policy)
         progress = Progress(f"batch {number}", len(questions) * size, spent=self.ledger.totals)
+        progress.watch(environment.engine)
         # Keyed by draw: sums of floats, and therefore the weights, depend on the order.
         groups: list[dict[int, ScoredRollout]] = [{} for _ in questions]
 

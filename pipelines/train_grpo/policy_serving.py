@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,11 @@ class EmbeddedServing:
 
 @dataclass
 class VllmServing:
-    """Serves a PEFT model on one vLLM server: the merged start policy with the current adapter.
+    """Serves a PEFT model with vLLM: the merged start policy with the current adapter.
 
     Attributes:
         recipe: Recipe; its policy is the start of the training.
-        folder: Folder of the current adapter. A server of another process must also see it.
+        folder: Folder of the current adapter. Servers of other processes must also see it.
         before_call, log: See `runs.factories.engine_for`.
     """
 
@@ -91,31 +92,45 @@ class VllmServing:
     logs: Path
     before_call: BeforeCall
     log: Log
-    _server: VllmServer | None = field(default=None, init=False)
+    _servers: list[VllmServer] = field(default_factory=list, init=False)
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
 
     @asynccontextmanager
     async def serve(self, model: Any) -> AsyncIterator[Engine]:
-        """Yields an open engine with the weights of `model`; the first call starts the server.
+        """Yields an open engine with the weights of `model`; the first call starts the servers.
 
         The engine has the digest of a policy folder with the same adapter.
         """
         policy = self.recipe.policy
-        if self._server is None and policy.base_url is None:
-            start = policy.model_copy(update={"model": policy.trainable})
-            rank = check_has_lora(self.recipe.training).r
-            server = await asyncio.to_thread(server_for, start, self.logs, None, self.log, rank)
-            self._server = await self._stack.enter_async_context(server)
+        if not self._servers and not policy.addresses:
+            self._servers = await self._started(policy)
         folder = self._write(model)
         served = policy.model_copy(update={"model": str(folder)})
         engine = engine_for(
-            served, self.recipe.limits, self.logs, self.before_call, self.log, self._server
+            served, self.recipe.limits, self.logs, self.before_call, self.log, self._servers
         )
         try:
-            async with adapter_on(served, self._server), engine:
-                yield engine
+            async with AsyncExitStack() as stack:
+                for at_one, server in zip_longest(served.at_each_server, self._servers):
+                    await stack.enter_async_context(adapter_on(at_one, server))
+                yield await stack.enter_async_context(engine)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _started(self, policy: ModelSettings) -> list[VllmServer]:
+        """Starts the servers at once; the first one prepares the weights."""
+        start = policy.model_copy(update={"model": policy.trainable})
+        rank = check_has_lora(self.recipe.training).r
+        servers = [
+            await asyncio.to_thread(server_for, start, self.logs, None, self.log, rank, number)
+            for number in range(policy.replicas)
+        ]
+        starts = map(self._stack.enter_async_context, servers)
+        # All of them, because `close` would not stop one that still starts.
+        for started in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(started, BaseException):
+                raise started
+        return servers
 
     def _write(self, model: Any) -> Path:
         new, start = self.folder / "new", policy_files(self.recipe.policy.trainable)
@@ -129,7 +144,7 @@ class VllmServing:
         return new.rename(self.folder / name)
 
     async def close(self) -> None:
-        """Stops the server and removes its files."""
+        """Stops the servers and removes their files."""
         await self._stack.aclose()
         shutil.rmtree(self.folder, ignore_errors=True)
 

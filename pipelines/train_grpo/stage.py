@@ -20,7 +20,7 @@ from typing import Any
 
 from branchwise.agent import protocol_of
 from branchwise.base import BudgetExceeded, ConfigError, terminal_safe
-from branchwise.engines import Sampling, installed_vllm
+from branchwise.engines import Sampling, check_vllm
 from branchwise.runs import (
     NOTHING,
     TRAINING_CALLS,
@@ -100,8 +100,8 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     if context.dry_run:
         estimate = _estimate(context, trainings, dev, data)
         return estimate.report(context, questions=len(data.questions))
-    if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
-        installed_vllm()  # a dry run does without
+    if recipe.policy.engine == "vllm" and not recipe.policy.addresses:
+        check_vllm(recipe.policy)  # a dry run does without
     require(search_server(recipe.retrieval))
     index_digest = prepared.retriever.digest
     sampled = {

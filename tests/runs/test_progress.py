@@ -46,7 +46,7 @@ def test_trees_in_flight_count_towards_share_and_time_left(
     assert shown.facts()["time left"] == "–"
     shown.partial = {"q1": 0.5, "q2": 0.25}
     # 0.75 questions in 60 s leave 260 s for the other 3.25.
-    assert shown.line().startswith("annotate: 19% · questions 0/4 · ")
+    assert shown.lines().startswith("annotate: 19% · questions 0/4 · ")
     assert shown.facts()["time left"] == "4:20"
 
 

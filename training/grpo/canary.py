@@ -20,6 +20,7 @@ from branchwise.engines import (
     ModelSettings,
     SampleRequest,
     Sampling,
+    each_server,
 )
 from branchwise.types import Message
 
@@ -80,26 +81,17 @@ class Canary:
         """Compares the engine with the model that is trained.
 
         Args:
-            engine: Engine that should serve the weights of `model`.
+            engine: Engine that should serve the weights of `model`; every server of a fleet.
             model: Causal language model of transformers, on any device.
 
         Raises:
             TrainingError: If the engine serves other weights.
         """
-        requests = [
-            SampleRequest(prompt, _SAMPLING, CallIdentity("policy", "canary", str(n)), tokens=True)
-            for n, prompt in enumerate(self.prompts)
-        ]
-        completions = await asyncio.gather(*map(engine.sample, requests))
-        engine_logps = [list(completion.logprobs or ()) for completion in completions]
-        trainer_logps = [_logps(model, completion) for completion in completions]
-        if list(map(len, engine_logps)) != list(map(len, trainer_logps)):
-            raise TrainingError(
-                f"{engine.model}: {sum(map(len, engine_logps))} log-probabilities for "
-                f"{sum(map(len, trainer_logps))} sampled tokens, so nothing proves which weights "
-                "the engine serves"
-            )
-        error, moved = _distance(engine_logps, trainer_logps), None
+        first, *others = each_server(engine)
+        completions, trainer_logps, error = await self._compared(first, model)
+        for server in others:
+            error = max(error, (await self._compared(server, model))[2])
+        moved = None
         if self._previous:
             # A forward pass takes as long as the engine's whole reply, so none is run twice.
             now = [
@@ -124,6 +116,27 @@ class Canary:
             )
         self._previous, self._previous_logps = completions, trainer_logps
         return CanaryResult(error, moved)
+
+    async def _compared(
+        self, engine: Engine, model: Any
+    ) -> tuple[list[Completion], list[list[float]], float]:
+        """Returns the continuations of one server, the trainer's log-probabilities of their tokens,
+        and the root mean square difference.
+        """
+        requests = [
+            SampleRequest(prompt, _SAMPLING, CallIdentity("policy", "canary", str(n)), tokens=True)
+            for n, prompt in enumerate(self.prompts)
+        ]
+        completions = await asyncio.gather(*map(engine.sample, requests))
+        engine_logps = [list(completion.logprobs or ()) for completion in completions]
+        trainer_logps = [_logps(model, completion) for completion in completions]
+        if list(map(len, engine_logps)) != list(map(len, trainer_logps)):
+            raise TrainingError(
+                f"{engine.model}: {sum(map(len, engine_logps))} log-probabilities for "
+                f"{sum(map(len, trainer_logps))} sampled tokens, so nothing proves which weights "
+                "the engine serves"
+            )
+        return completions, trainer_logps, _distance(engine_logps, trainer_logps)
 
 
 def _logps(model: Any, completion: Completion) -> list[float]:

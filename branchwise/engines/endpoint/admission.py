@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from branchwise.base import BranchwiseError, EndpointError
+from branchwise.base import BranchwiseError, EndpointError, ServerLost
 
 from .retry import RetryPolicy
 
@@ -249,6 +249,8 @@ class Admission:
             return error
         if not self._breaker.given_up:
             return None
+        if self._breaker.policy.gives_way:
+            return ServerLost(self._breaker.fault)
         return EndpointError(
             f"{self._breaker.fault}; every call has failed for "
             f"{self._breaker.policy.patience_s:.0f} s. "

@@ -6,16 +6,18 @@ Constraints take the form of the server (`structured_output`). Requests that nee
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from branchwise.base import EndpointError, Redirected, ReplyTooLarge, shown_url
+from branchwise.base import EndpointError, Redirected, ReplyTooLarge, digest_of, shown_url
 from branchwise.types import Message
 from branchwise.weights import template_values
 
+from ..fleet import ServedModel
 from ..sampling import (
     CallIdentity,
     Capabilities,
@@ -167,6 +169,37 @@ class OpenAIEngine:
         client, self._client, self._traffic = self._client, None, None
         if client is not None:
             await client.close()
+
+    @property
+    def in_progress(self) -> int:
+        """Number of calls that the endpoint works on."""
+        return 0 if self._traffic is None else self._traffic.limit.under_way
+
+    async def served_model(self) -> ServedModel:
+        """Returns what the endpoint says about its model, and lets calls start again.
+
+        Raises:
+            EndpointError: If it does not answer.
+        """
+        facts, template, model = await self._server(), None, self._settings.model
+        if self._form == "vllm":
+            template = await once(lambda: self._with_timeout(self._template()))
+        if self._traffic is not None:
+            self._traffic.answered()
+        is_listed = None if facts is None else model in facts.models
+        context = None if facts is None else facts.contexts.get(model)
+        return ServedModel(self.capabilities, is_listed, context, template)
+
+    async def _template(self) -> str | None:
+        """Returns the digest of a chat's token ids; None if the server does not tokenize."""
+        import openai
+
+        body, *_ = prompt_parts(check_request(self._settings), self._settings.model)
+        assert isinstance(body, dict)
+        try:
+            return digest_of(json.dumps(await self._encoded(self._shape.apply_to_prompt(body))))
+        except openai.APIStatusError:
+            return None
 
     async def check(self) -> None:
         """Preflight: checks that the endpoint answers, accepts the key and has the model.

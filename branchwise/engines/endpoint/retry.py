@@ -28,6 +28,8 @@ class RetryPolicy:
         budget_per_s: Additional retries per second.
         first_probe_s, longest_probe_s: Pauses of the circuit breaker.
         patience_s: Seconds of nothing but failures after which the run ends.
+        gives_way: Whether other servers have the same model. A refused connection, or failures that
+            would pause all calls, then end the calls at once.
     """
 
     attempts: int = 4
@@ -39,6 +41,7 @@ class RetryPolicy:
     first_probe_s: float = 1.0
     longest_probe_s: float = 60.0
     patience_s: float = 600.0
+    gives_way: bool = False
 
     def jitter_s(self, failures: int, rng: random.Random) -> float:
         """Returns the wait before the next attempt after this many failures (full jitter)."""

@@ -290,10 +290,11 @@ def with_merged_system(messages: Sequence[Mapping[str, str]]) -> list[dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The available models and their owners."""
+    """The available models, their owners, and their context lengths in tokens if reported."""
 
     models: tuple[str, ...]
     owners: frozenset[str]
+    contexts: Mapping[str, int]
 
     @property
     def form(self) -> StructuredForm:
@@ -317,4 +318,9 @@ def read_models(reply: Any) -> ServerFacts | None:
     return ServerFacts(
         models=tuple(str(m.get("id", "")) for m in models),
         owners=frozenset(str(m.get("owned_by", "")).lower() for m in models),
+        contexts={
+            str(m.get("id", "")): length
+            for m in models
+            if isinstance(length := m.get("max_model_len"), int)
+        },
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from branchwise.base import EndpointError
+from branchwise.base import EndpointError, ServerLost
 
 from .admission import AdaptiveLimit, Admission, CircuitBreaker, Slot, loop_time
 from .retry import RetryBudget, RetryPolicy, TransientError
@@ -101,12 +101,12 @@ class RequestScheduler:
                 self._failed(slot, fault)
                 pause_s = self._pause_s(call, slot, fault)
             except EndpointError:  # a permanent fault of this call: the endpoint itself works
-                self._answered()
+                self.answered()
                 raise
             else:
                 self.limit.succeeded(slot)
                 self._budget.succeeded()
-                self._answered()
+                self.answered()
                 return reply
             finally:
                 # After the outcome is recorded, because the next call starts under the new limit;
@@ -122,6 +122,8 @@ class RequestScheduler:
         #   refused         +1           +1                  -                         -
         #   trouble         +1           +1                 +1                        -1
         # Rejections cost the server nothing, so only kind "trouble" is limited.
+        if fault.kind == "refused" and self._retry.gives_way:
+            raise ServerLost(str(fault)) from None
         if fault.kind == "refused" and not self.reached:
             raise fault.error from None
         call.faults += 1
@@ -140,7 +142,8 @@ class RequestScheduler:
             raise EndpointError(f"{fault.error}{attempts}", fatal=fault.error.fatal) from None
         return max(pause_s, self._budget.take(loop_time()))
 
-    def _answered(self) -> None:
+    def answered(self) -> None:
+        """Records an answer, which closes the breaker."""
         failed_for_s = self._breaker.record_success(loop_time())
         if failed_for_s is not None:
             self.on_event(f"{self._url} recovered after {failed_for_s:.0f} s; resuming")
@@ -157,7 +160,10 @@ class RequestScheduler:
 
     def _count_failure(self, fault: str, *, probe: bool = False) -> None:
         threshold = min(max(2 * self.limit.limit, _FEWEST_TO_OPEN), _MOST_TO_OPEN)
-        if self._breaker.record_failure(fault, loop_time(), threshold, probe=probe):
+        opened = self._breaker.record_failure(fault, loop_time(), threshold, probe=probe)
+        if opened and self._retry.gives_way:
+            self._breaker.given_up = True
+        elif opened:
             self.on_event(
                 f"{fault}; all calls are paused for up to {self._retry.patience_s:.0f} s, until "
                 "the endpoint recovers"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from branchwise.base import ConfigError
 
+from ..settings import ModelSettings
+
 VARIABLE = "BRANCHWISE_VLLM_PYTHON"
 """Variable with the interpreter of the environment that contains vLLM."""
 OWN_ENVIRONMENT = Path(".venv-vllm") / "bin" / "python"
@@ -20,6 +22,8 @@ CPU_CACHE_GIB = "2"
 """Memory of the key-value cache on a CPU, if VLLM_CPU_KVCACHE_SPACE is not set."""
 RUNTIME_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 """Variable that allows loading adapters into a running server."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""Variable with the GPUs that a process sees; ROCm reads it, too."""
 LONGEST_PROMPT = 32768
 """Assumed context length of a model that does not declare one."""
 
@@ -170,10 +174,49 @@ def server_command(
     return [*command, *more]
 
 
-def server_environment(vllm: Vllm, served: Served, inherited: Mapping[str, str]) -> dict[str, str]:
+def check_vllm(settings: ModelSettings) -> None:
+    """Checks that this machine can start the servers of a model.
+
+    Raises:
+        ConfigError: If vLLM is not found or too old, or there are too few GPUs.
+    """
+    if not installed_vllm().on_cpu:
+        gpus_of(settings, 0, os.environ)
+
+
+def gpus_of(settings: ModelSettings, replica: int, environment: Mapping[str, str]) -> list[str]:
+    """Returns the GPUs of one server of a fleet, by number or id; none if it may use all.
+
+    Raises:
+        ConfigError: If this machine has too few.
+    """
+    each = settings.gpus_per_replica or int(settings.replicas > 1)
+    visible = _visible_gpus(environment)
+    if len(visible) < each * settings.replicas:
+        raise ConfigError(
+            f"{settings.replicas} replicas of {settings.model} with {each} GPUs each need "
+            f"{each * settings.replicas}, but this machine has {len(visible)}: set replicas, "
+            f"gpus_per_replica or {GPUS}"
+        )
+    return visible[replica * each : (replica + 1) * each]
+
+
+def _visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    if GPUS in environment:
+        return [gpu for gpu in environment[GPUS].split(",") if gpu]
+    files = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev/dri").glob("renderD*")]
+    nvidia = [file for file in files if file.name.startswith("nvidia")]
+    # Numbered from 0 in a container, too, whatever the names of its files.
+    return [str(number) for number in range(len(nvidia or files))]
+
+
+def server_environment(
+    vllm: Vllm, served: Served, inherited: Mapping[str, str], gpus: Sequence[str] = ()
+) -> dict[str, str]:
     """Returns the server's environment: `inherited` without telemetry and this interpreter's paths.
 
-    If the weights are on this machine, the server loads them without the network.
+    If the weights are on this machine, the server loads them without the network. It sees only
+    `gpus`, if there are any.
     """
     interpreters = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     environment = {name: value for name, value in inherited.items() if name not in interpreters}
@@ -182,6 +225,8 @@ def server_environment(vllm: Vllm, served: Served, inherited: Mapping[str, str])
         environment["VLLM_CPU_KVCACHE_SPACE"] = (
             inherited.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
         )
+    if gpus:
+        environment[GPUS] = ",".join(gpus)
     if served.rank and served.adapter is None:
         environment[RUNTIME_ADAPTERS] = "True"
     if Path(served.weights).is_dir():

@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from branchwise.base import EndpointError, Log
+from branchwise.base import EndpointError, Log, ServerLost
 
+from ..fleet import MOST_LOST_SERVERS, ServedModel
 from ..sampling import Capabilities, Completion, Engine, SampleRequest
 from ..settings import ModelSettings
-from .command import installed_vllm, server_command, server_environment
+from .command import gpus_of, installed_vllm, server_command, server_environment
 from .served_weights import prepare_weights, served_digest, served_name
 from .vllm_server import VllmServer, free_port
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from ..endpoint.openai import OpenAIEngine
     from ..endpoint.replies import ReasoningRule
 
-MOST_LOST_SERVERS = 3
-"""Servers that may die during one call. A prompt that crashes vLLM would else restart it forever:
-a server that loads for minutes never exceeds the limit on deaths per ten minutes."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which vLLM itself reads the key that clients must send; it gets no other key."""
 
@@ -38,6 +36,7 @@ def server_for(
     port: int | None = None,
     log: Log | None = None,
     rank: int | None = None,
+    replica: int = 0,
 ) -> VllmServer:
     """Returns a server for `policy:` or `judge:` settings; enter it to start it.
 
@@ -47,6 +46,7 @@ def server_for(
         port: Port to listen on; None for a free one.
         log: Callback for messages about the server's start.
         rank: LoRA rank of adapters added while the server runs (`engines.vllm.adapters`).
+        replica: Number of the server in its fleet, from 0; decides its GPUs.
 
     Raises:
         ConfigError: If vLLM, the weights or a package are missing.
@@ -54,14 +54,23 @@ def server_for(
     """
     vllm, served = installed_vllm(), prepare_weights(settings, log, rank)
     port = port or free_port()
+    numbered = f"-{replica}" if settings.replicas > 1 else ""
+    gpus = [] if vllm.on_cpu else gpus_of(settings, replica, os.environ)
     return VllmServer(
-        server_command(vllm, served, settings.dtype, port, settings.server_args),
-        server_environment(vllm, served, os.environ),
-        logs / f"vllm-{served.name.rpartition('/')[2]}.log",
+        server_command(vllm, served, settings.dtype, port, _arguments(settings)),
+        server_environment(vllm, served, os.environ, gpus),
+        logs / f"vllm-{served.name.rpartition('/')[2]}{numbered}.log",
         model=served.name,
         port=port,
         log=log,
     )
+
+
+def _arguments(settings: ModelSettings) -> tuple[str, ...]:
+    """Returns the server's further arguments; those of the recipe come last, so they win."""
+    gpus = settings.gpus_per_replica or 1
+    split = ("--tensor-parallel-size", str(gpus)) if gpus > 1 else ()
+    return (*split, *settings.server_args)
 
 
 class VllmEngine:
@@ -92,6 +101,9 @@ class VllmEngine:
         logs: Path,
         log: Log | None = None,
         server: VllmServer | None = None,
+        *,
+        replica: int = 0,
+        gives_way: bool = False,
     ) -> None:
         """Computes the digest; entering the engine starts the server.
 
@@ -102,6 +114,8 @@ class VllmEngine:
             logs: Folder for the server's log.
             log: Callback for messages about the server's start.
             server: Server that already runs, and keeps running after the block.
+            replica: Number of the server in its fleet, from 0.
+            gives_way: Whether other servers take the calls of one that died.
 
         Raises:
             ConfigError: If the model's name leads to no usable files.
@@ -112,7 +126,8 @@ class VllmEngine:
         self._settings = settings
         self._served_as = served_name(settings)
         self._connect = connect
-        self._server_for = partial(server_for, settings, logs, log=log)
+        self._server_for = partial(server_for, settings, logs, log=log, replica=replica)
+        self._gives_way = gives_way
         self._running = server
         self._stack = AsyncExitStack()
         self._endpoint: OpenAIEngine | None = None
@@ -141,12 +156,28 @@ class VllmEngine:
         self._endpoint = self.server = None
         await self._stack.aclose()
 
+    @property
+    def in_progress(self) -> int:
+        """Number of calls that the server works on."""
+        return 0 if self._endpoint is None else self._endpoint.in_progress
+
+    async def served_model(self) -> ServedModel:
+        """Returns what the server says about its model, once it answers.
+
+        Raises:
+            EndpointError: If it does not answer.
+        """
+        if self._endpoint is None:
+            raise EndpointError("use the vLLM engine inside `async with`", fatal=True)
+        return await self._endpoint.served_model()
+
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
             EndpointError: If the server refused, or died too often: fatal over all calls, not fatal
                 for this call (`MOST_LOST_SERVERS`).
+            ServerLost: If the server died and others take its calls.
         """
         endpoint, server, lost = self._endpoint, self.server, 0
         if endpoint is None:
@@ -157,6 +188,8 @@ class VllmEngine:
             completion = await _sample_unless_server_dies(server, endpoint, request)
             if completion is not None:
                 return self._named(completion, lost)
+            if self._gives_way:
+                raise ServerLost(f"the vLLM server at {server.base_url} ended", ended=True)
             lost += 1
         raise EndpointError(
             f"the vLLM server died {lost} times during this call; its log is {server.log_file}",

@@ -58,11 +58,18 @@ class ServerProcess:
     ended: asyncio.Task[str]
 
 
+_given_ports: set[int] = set()
+
+
 def free_port() -> int:
-    """Returns a free port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns a free port of 127.0.0.1, another one for each server of this process."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given_ports:
+            _given_ports.add(port)
+            return port
 
 
 class VllmServer:
