@@ -10,12 +10,13 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
-from branchwise.analysis import Interval, Scored, crossed_bootstrap, holm, interval, permutation_p
+from branchwise.analysis import Interval, Scored, crossed_bootstrap, interval
 from branchwise.base import NONE, Sheet, atomic_write_text, number, percent
 from branchwise.runs import StudyRunner, svg, write_sheets
 from branchwise.types import Prediction, QuestionKey
 
 from .arms import EvaluatedArm, mean_of
+from .significance import holm, permutation_p
 
 ANSWER_HEAD = ("arm", "seed", "source", "question", "em", "f1")
 PAPER = "paper (other models and data)"
