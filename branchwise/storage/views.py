@@ -13,13 +13,7 @@ import pyarrow.dataset as ds
 
 from branchwise.base import ConfigError, StorageError
 
-from .manifest import (
-    DAMAGED,
-    Manifest,
-    load_manifest,
-    problem_of,
-    verify_manifest,
-)
+from .manifest import DAMAGED, Manifest, load_manifest, problem_of, verify_manifest
 from .parts import TRAINED
 from .schemas import SCHEMAS
 

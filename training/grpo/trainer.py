@@ -26,13 +26,7 @@ from branchwise.modeling import prefix_batches
 from ..packing import StepTokens, read_steps, token_logps, tokens_read
 from ..training_run import TrainingRun
 from .batch_metrics import BatchMetrics
-from .loss import (
-    TokenMeans,
-    advantages_of,
-    clipped_loss,
-    divergence,
-    is_clipped,
-)
+from .loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
 from .rollouts import RolloutSource, TrainingRollout, TrainingRow, rows_of, sample_rows
 
 MAX_CONSECUTIVE_NONFINITE = 3
