@@ -13,13 +13,13 @@ from .evo_rag.scheme import query_similarity as query_similarity
 from .evo_rag.steps import EpisodeRewards as EpisodeRewards
 from .evo_rag.steps import Gold as Gold
 from .evo_rag.steps import Similarity as Similarity
-from .labels import Label as Label
-from .labels import gap as gap
-from .labels import is_wide_enough as is_wide_enough
 from .one_word import ask_for_word as ask_for_word
 from .outcome import AnswerScores as AnswerScores
+from .outcome import Label as Label
 from .outcome import Outcome as Outcome
 from .outcome import Verdicts as Verdicts
+from .outcome import gap as gap
+from .outcome import is_wide_enough as is_wide_enough
 from .reward_model.heads import TOTAL as TOTAL
 from .reward_model.heads import Array as Array
 from .reward_model.heads import Heads as Heads

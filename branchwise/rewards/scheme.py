@@ -16,8 +16,7 @@ from branchwise.engines import Engine, JudgeSettings
 from branchwise.mcts import SearchSettings, TreeSettings
 from branchwise.types import NO_PARENT, Component, Question, Rollout, TreeNode
 
-from .labels import Label
-from .outcome import Outcome, Verdicts
+from .outcome import Label, Outcome, Verdicts
 from .settings import SchemeSettings
 
 

@@ -30,8 +30,7 @@ from branchwise.mcts import TreeSettings
 from branchwise.types import NO_PARENT, Component, Question, Rollout, TreeNode
 
 from .answers import f1, strict_form
-from .labels import Label
-from .outcome import Outcome
+from .outcome import Label, Outcome
 from .scheme import RewardScheme, register_reward
 from .settings import Estimator, SpreSettings
 

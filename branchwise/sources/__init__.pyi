@@ -16,5 +16,4 @@ from .settings import DataBlock as DataBlock
 from .settings import DataSettings as DataSettings
 from .settings import SetSettings as SetSettings
 from .settings import Split as Split
-from .splits import folded_question as folded_question
 from .splits import repeated_questions as repeated_questions

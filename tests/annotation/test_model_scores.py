@@ -14,7 +14,7 @@ from branchwise.annotation.labelling import node_scores
 from branchwise.annotation.pairs import SCORE, sibling_pairs
 from branchwise.annotation.settings import PairSettings
 from branchwise.modeling.embedding import Prefix
-from branchwise.rewards.labels import Label
+from branchwise.rewards.outcome import Label
 from branchwise.types import Message, TreeNode
 
 QUESTION = a_question()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from branchwise.agent import State
 from branchwise.types import NO_PARENT, Component, TreeNode
 
-from ..labels import Label
+from ..outcome import Label
 from .steps import EpisodeRewards, Gold, Rewards
 
 RETURN = "_return"
