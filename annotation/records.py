@@ -53,11 +53,7 @@ def tree_rows(question: Question, grown: GrownTree, provenance: Provenance) -> l
 
 
 def _tree_row(
-    question: Question,
-    grown: GrownTree,
-    node: Node[State],
-    identity: str,
-    provenance: Provenance,
+    question: Question, grown: GrownTree, node: Node[State], identity: str, provenance: Provenance
 ) -> TreeNode:
     step = node.state.steps[-1] if node.state.steps else None
     shown = step.passages if step else node.state.given or ()

@@ -41,11 +41,7 @@ class Interval:
 
 
 def crossed_bootstrap(
-    baseline: ArrayLike,
-    candidate: ArrayLike,
-    *,
-    resamples: int = 10_000,
-    seed: int = 0,
+    baseline: ArrayLike, candidate: ArrayLike, *, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
     """Returns the mean of `candidate` − `baseline` over questions × seeds, and its interval.
 

@@ -140,10 +140,7 @@ FACETS: Mapping[str, Facet] = {
 
 
 def survival_table(
-    pairs: Sequence[Pair],
-    fresh: Fresh,
-    worth: Worth,
-    facet: str | Facet | None = None,
+    pairs: Sequence[Pair], fresh: Fresh, worth: Worth, facet: str | Facet | None = None
 ) -> list[SurvivalRow]:
     """Returns the survival of the pairs that were rolled out, one row per group.
 

@@ -74,10 +74,7 @@ def is_counted(forced: bool, settings: SpreSettings) -> bool:
 
 
 def label_tree(
-    nodes: Sequence[TreeNode],
-    answers: Sequence[str],
-    settings: SpreSettings,
-    estimator: Estimator,
+    nodes: Sequence[TreeNode], answers: Sequence[str], settings: SpreSettings, estimator: Estimator
 ) -> list[Label]:
     """Labels every node of one tree.
 

@@ -23,10 +23,7 @@ RETURN = "_return"
 
 
 def label_returns(
-    nodes: Sequence[TreeNode],
-    states: Sequence[State],
-    gold: Gold,
-    rewards: EpisodeRewards,
+    nodes: Sequence[TreeNode], states: Sequence[State], gold: Gold, rewards: EpisodeRewards
 ) -> list[Label]:
     """Labels every node of one tree with its return.
 
