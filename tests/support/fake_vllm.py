@@ -3,7 +3,7 @@
 `install` writes it into a folder. It answers like `tiny_dataset.policy` and records its arguments
 in `starts.jsonl` and its requests in `requests.jsonl`. Some prompts control it: `die` kills it,
 `die once` does so only in its first life, and `refuse` gets status 400. If there is a file
-`broken`, it cannot start.
+`broken`, it cannot start. A file `die at` with a life and the number of its last call kills it.
 
 Adapters loaded at run time are recorded in `adapters.jsonl`. An adapter contains one number, the
 logit of the token `SAID`; the other logits are 0. Replies to token ids consist of `SAID` only. If
@@ -77,6 +77,7 @@ class Answering(BaseHTTPRequestHandler):
     models: list[str]
     life: int
     logit = 0.0
+    calls = 0
 
     def do_GET(self) -> None:
         listed = [{"id": model, "owned_by": "vllm"} for model in self.models]
@@ -89,6 +90,11 @@ class Answering(BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             return self.reply({"tokens": [1, 2, 3]})
         note(self.folder, "requests", {**body, "life": self.life})
+        Answering.calls += 1
+        if (self.folder / "die at").exists():
+            life, call = map(int, (self.folder / "die at").read_text().split())
+            if (self.life, self.calls) == (life, call):
+                os.kill(os.getpid(), signal.SIGKILL)
         if body["model"] not in self.models:
             return self.reply({"error": {"message": "no such model"}}, 404)
         if self.path == "/v1/completions":
@@ -170,7 +176,8 @@ def main() -> None:
     waiting = "import signal; signal.pause()"
     subprocess.Popen([sys.executable, "-c", waiting], close_fds=False)
     Answering.folder = folder
-    Answering.life = len(kept(folder, "starts"))
+    # By process, because several may start at once.
+    Answering.life = 1 + [start["pid"] for start in kept(folder, "starts")].index(os.getpid())
     Answering.models = [said["--served-model-name"]]
     if "--lora-modules" in said:
         name, _, adapter = said["--lora-modules"].partition("=")
