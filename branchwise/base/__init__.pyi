@@ -50,6 +50,7 @@ from .secret_names import looks_like_key as looks_like_key
 from .secret_names import names_secret as names_secret
 from .secret_names import redacted_command as redacted_command
 from .secret_names import redacted_setting as redacted_setting
+from .settings import ServerIdentity as ServerIdentity
 from .settings import Settings as Settings
 from .settings import describe_errors as describe_errors
 from .sheet import NONE as NONE

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from branchwise.base import Settings, looks_like_key, names_secret
+from branchwise.base import ServerIdentity, Settings, looks_like_key, names_secret, shown_url
 
 Precision = Literal["f16", "q8_0"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -198,6 +198,8 @@ class ModelSettings(Settings):
             not report usage.
         base_url: Address of the endpoint, without a query. For `vllm`: address of a server started
             by `branchwise serve`; if unset, the stage starts one.
+        identity: Name of an `openai` endpoint in keys, seeds and digests, so that its address may
+            change; may be a former address. Defaults to `base_url`.
         api_key_env: Name of the environment variable with the endpoint's key (VLLM_API_KEY for
             `vllm`, if set); never the key itself.
         temperature: Sampling temperature; 0 is greedy.
@@ -228,6 +230,7 @@ class ModelSettings(Settings):
     model: str = "models/smollm2-135m-atlas"
     weights: str | None = None
     base_url: str | None = None
+    identity: ServerIdentity | None = None
     api_key_env: str = "OPENAI_API_KEY"
     temperature: float = Field(default=0.8, ge=0, le=5)
     top_p: float = Field(default=0.95, gt=0, le=1)
@@ -267,6 +270,11 @@ class ModelSettings(Settings):
     def _reject_key(cls, name: str) -> str:
         _check_variable(name)
         return name
+
+    @property
+    def endpoint_identity(self) -> str | None:
+        """Name of the endpoint in keys, seeds and digests: `identity`, or else its address."""
+        return self.identity or (self.base_url and shown_url(self.base_url))
 
     @property
     def reply_rule(self) -> str:

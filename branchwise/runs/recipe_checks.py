@@ -244,9 +244,12 @@ def _outcome_rl(recipe: Recipe) -> Iterator[str]:
 
 
 NOT_OF_ENGINE = {
-    "openvino": ("base_url", "dtype", "server_args", "server", "request", "structured_output"),
+    "openvino": (
+        *("base_url", "identity", "dtype", "server_args", "server", "request"),
+        "structured_output",
+    ),
     "openai": ("precision", "dtype", "server_args"),
-    "vllm": ("precision", "server", "structured_output"),
+    "vllm": ("identity", "precision", "server", "structured_output"),
 }
 """Settings of a model that have no effect, by engine."""
 
