@@ -14,7 +14,7 @@ from branchwise.weights import TRAINING_RECORD
 from .inputs import questions_digest
 from .plugins import plugin_versions
 from .prepared import Prepared
-from .recipe import Recipe, identity
+from .recipe import Recipe, identity, retrieval_identity
 
 
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
@@ -69,7 +69,8 @@ def evaluation_identity(prepared: Prepared, candidates: Mapping[str, Any]) -> di
     recipe, limit = prepared.recipe, prepared.context.limit
     baselines = {name: candidates[name] for name in recipe.evaluation.baselines}
     return {
-        **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
+        "seed": recipe.seed,
+        "retrieval": retrieval_identity(recipe.retrieval),
         **answer_settings(recipe.usual_policy, recipe),
         "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
         "policies": {name: candidates[name] for name in candidates if name not in baselines},
