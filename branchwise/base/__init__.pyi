@@ -49,6 +49,7 @@ from .secret_names import names_secret as names_secret
 from .secret_names import redacted_command as redacted_command
 from .secret_names import redacted_setting as redacted_setting
 from .settings import NamedBlock as NamedBlock
+from .settings import ServerIdentity as ServerIdentity
 from .settings import Settings as Settings
 from .settings import describe_errors as describe_errors
 from .settings import named_block as named_block

@@ -5,13 +5,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from .text import LEAST, MOST, did_you_mean, fits_int64
+from .errors import ConfigError
+from .http_client import checked_address, shown_url
+from .secret_names import looks_like_key
+from .text import LEAST, MOST, composed, did_you_mean, fits_int64
 
 
 class Settings(BaseModel):
@@ -28,6 +31,35 @@ class Settings(BaseModel):
         if isinstance(value, int) and not fits_int64(value):
             raise ValueError(f"does not fit into 64 bits: give {LEAST} to {MOST}")
         return value
+
+
+def _checked_identity(identity: str) -> str:
+    """Returns the identity of a server in the form that digests contain.
+
+    It may be the server's former address, which has the form of `shown_url` in digests.
+
+    Raises:
+        ValueError: If it is blank, contains a control character, or looks like a key.
+    """
+    if "://" in identity:
+        try:
+            return shown_url(
+                checked_address(
+                    identity, "it", "http://127.0.0.1:8000/v1", "an identity is the bare address"
+                )
+            )
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    name = composed(identity.strip())
+    if not name or not name.isprintable():
+        raise ValueError("is blank, or contains a control character: give a name, or an address")
+    if looks_like_key(name):
+        raise ValueError("looks like a key, which would be written to the run: give another name")
+    return name
+
+
+ServerIdentity = Annotated[str, AfterValidator(_checked_identity)]
+"""Name that stands for a server in digests instead of its address."""
 
 
 def describe_errors(error: ValidationError, most: int | None = None) -> str:

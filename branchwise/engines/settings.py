@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator
 
-from branchwise.base import Settings, looks_like_key, names_secret
+from branchwise.base import ServerIdentity, Settings, looks_like_key, names_secret, shown_url
 
 Precision = Literal["f16", "q8_0"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -198,6 +198,8 @@ class ModelSettings(Settings):
             not report usage.
         base_url: Address of the endpoint, without a query. For `vllm`: address of a server started
             by `branchwise serve`; if unset, the stage starts one.
+        identity: Name of an `openai` endpoint in keys, seeds and digests, so that its address may
+            change; may be a former address. Defaults to `base_url`.
         base_urls: Addresses of several servers with this model, instead of `base_url`. A question
             stays with one of them, and moves if that fails.
         replicas: Number of `vllm` servers that a stage starts, used like `base_urls`.
@@ -233,6 +235,7 @@ class ModelSettings(Settings):
     model: str = "models/smollm2-135m-atlas"
     weights: str | None = None
     base_url: str | None = None
+    identity: ServerIdentity | None = None
     base_urls: tuple[str, ...] = ()
     replicas: int = Field(default=1, ge=1)
     gpus_per_replica: int | None = Field(default=None, ge=1)
@@ -286,6 +289,11 @@ class ModelSettings(Settings):
         """The settings for each server of the model; only themselves if it is one."""
         at_one = [self.model_copy(update={"base_url": u, "base_urls": ()}) for u in self.base_urls]
         return tuple(at_one) or (self,) * self.replicas
+
+    @property
+    def endpoint_identity(self) -> str | None:
+        """Name of the endpoint in keys, seeds and digests: `identity`, or else its address."""
+        return self.identity or (self.base_url and shown_url(self.base_url))
 
     @property
     def reply_rule(self) -> str:

@@ -26,9 +26,9 @@ class EvaluatedPolicy(ModelSettings):
     """A policy to compare, or a rater: settings of `policy:`, and those of `agent:` in a block.
 
     Defaults to the recipe's settings. With another `engine` or `base_url`, it inherits nothing
-    about the endpoint (address, key, price, weights, server arguments, form of constraints). With
-    another `model` at an `openai` endpoint, it inherits no price and no weights. A model name alone
-    stands for `{model: …}`.
+    about the endpoint (address, identity, key, price, weights, server arguments, form of
+    constraints). With another `model` at an `openai` endpoint, it inherits no price and no weights.
+    A model name alone stands for `{model: …}`.
 
     Attributes:
         model: Model folder, "packaged" or served name; `{run}` is replaced by the run's name.

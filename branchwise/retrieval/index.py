@@ -114,7 +114,7 @@ def _open_http(
 ) -> Retriever:
     from .http_retriever import HttpRetriever
 
-    return HttpRetriever(settings.url)
+    return HttpRetriever(settings.url, identity=settings.identity)
 
 
 @register_retriever("fusion", VectorSettings)

@@ -19,7 +19,8 @@ class Retriever(Protocol):
     Scores are positive, except those of a search server, which may be logits or distances below 0.
 
     Attributes:
-        digest: Hash of the corpus and of every setting that affects results.
+        digest: Hash of the corpus and of every setting that affects results. That of a search
+            server raises `RetrievalError` if the server does not answer.
     """
 
     @property
@@ -43,8 +44,11 @@ class CachedRetriever:
 
     def __init__(self, inner: Retriever) -> None:
         self._inner = inner
-        self.digest = inner.digest
         self._answers: OrderedDict[tuple[str, int], tuple[RetrievedPassage, ...]] = OrderedDict()
+
+    @property
+    def digest(self) -> str:
+        return self._inner.digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns the inner retriever's answer; errors are not remembered."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from branchwise.base import Settings, checked_address
+from branchwise.base import ServerIdentity, Settings, checked_address
 
 
 class DenseSettings(Settings):
@@ -60,10 +60,13 @@ class HttpSettings(RetrievalSettings):
 
     Attributes:
         url: Address of the search server, without a query.
+        identity: Name of the index in digests, so that the address of a server may change that does
+            not report the digest of its index. It may be a former address. Defaults to `url`.
     """
 
     kind: Literal["http"]
     url: str | None = None
+    identity: ServerIdentity | None = None
 
 
 def checked_url(url: str | None) -> str:

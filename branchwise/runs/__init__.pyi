@@ -93,6 +93,8 @@ from .recipe import DifficultySettings as DifficultySettings
 from .recipe import Recipe as Recipe
 from .recipe import agent_with_protocol as agent_with_protocol
 from .recipe import identity as identity
+from .recipe import retrieval_identity as retrieval_identity
+from .recipe import settings_by_identity as settings_by_identity
 from .recipe_file import DEFAULT_RECIPE as DEFAULT_RECIPE
 from .recipe_file import SHIPPED_RECIPES as SHIPPED_RECIPES
 from .recipe_file import load_recipe as load_recipe

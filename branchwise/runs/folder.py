@@ -115,7 +115,7 @@ def open_run(
     with RunLock(lock_path(folder / LEDGER)):
         record = _checked_record(folder, recipe)
         if record is None:
-            record = RunRecord.of_new_run(folder, recipe)
+            record = RunRecord.of_new_run(recipe)
         else:
             fixed = {name: inputs[name] for name in inputs if name not in grown}
             check_same_inputs(folder, record, fixed)

@@ -26,11 +26,11 @@ from branchwise.types import FreshRollouts, Pair, TreeNode
 
 from .annotated_trees import StoredTree, stored_trees
 from .costs import log_costs
-from .folder import Run
+from .folder import Run, check_same_inputs
 from .inputs import replay_passages
 from .prepared import Prepared
 from .progress import Progress, attempt_each
-from .recipe import identity
+from .recipe import Recipe, identity, retrieval_identity
 from .stage import Gate, StageContext
 
 TABLE = "survival"
@@ -82,17 +82,15 @@ def roll_fresh(
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
-        ConfigError: If corpus, prompts or policy have changed since the trees were grown.
+        ConfigError: If corpus, index, prompts or policy have changed since the trees were grown.
         EndpointError: If a fault is fatal.
     """
     rolled = FreshRolloutResult(stored_fresh(run, temperature))
     nodes_by_tree, policies = _trees_to_roll_out(run, pairs, rolled.fresh, rollouts)
     if not nodes_by_tree:
         return rolled
-    # The recipe of the trees, with the settings that may change after they were grown.
-    grown, current = run.recipe, context.recipe
-    policy = current.policy if identity(grown.policy) == identity(current.policy) else grown.policy
-    recipe = grown.model_copy(update={"limits": current.limits, "policy": policy})
+    recipe = _with_current_servers(run.recipe, context.recipe)
+    policy = recipe.policy
     sampling = Sampling.of(policy, temperature)
     passages = replay_passages(run)
     corpus = Data((), tuple(passages.values()), {})
@@ -103,6 +101,7 @@ def roll_fresh(
             f"the trees were grown by policy {', '.join(sorted(other_policies))}, but "
             f"{policy.model} is now {digest}: restore the weights, or use --no-model"
         )
+    check_same_inputs(run.folder, run.record, {"index": prepared.retriever.digest})
     trees = stored_trees(run, only=nodes_by_tree, passages=passages)
     with run.open_ledger() as ledger:
         gate = prepared.gate(ledger)
@@ -117,6 +116,16 @@ def roll_fresh(
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
     rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
     return rolled
+
+
+def _with_current_servers(grown: Recipe, current: Recipe) -> Recipe:
+    """Returns the recipe of the trees with the settings that may change after they were grown."""
+    update: dict[str, object] = {"limits": current.limits}
+    if identity(grown.policy) == identity(current.policy):
+        update["policy"] = current.policy
+    if retrieval_identity(grown.retrieval) == retrieval_identity(current.retrieval):
+        update["retrieval"] = current.retrieval
+    return grown.model_copy(update=update)
 
 
 Wanted = Mapping[str, set[int]]

@@ -22,15 +22,24 @@ from .prepared import Prepared
 from .record import read_record
 
 
-def annotation_inputs(prepared: Prepared) -> dict[str, str]:
-    """Returns digests of everything besides the recipe that decides an annotation's rows."""
+def annotation_inputs(prepared: Prepared, *, searches: bool = True) -> dict[str, str]:
+    """Returns digests of everything besides the recipe that decides an annotation's rows.
+
+    Args:
+        prepared: What the annotation works with.
+        searches: Whether there are questions left; if not, no search server is needed.
+
+    Raises:
+        RetrievalError: If the search server does not answer.
+    """
     recipe = prepared.recipe
     digests = {
         "questions": questions_digest(prepared.data.questions),
-        "index": prepared.retriever.digest,
         **prepared.digests,
         **_replayed(prepared.protocol, prepared.data.passages),
     }
+    if searches:
+        digests["index"] = prepared.retriever.digest
     if "judge" in prepared.models:
         digests["judge_prompts"] = judge_prompt_hash()
     if recipe.active_reward_model is not None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from branchwise.base import ConfigError, object_inside
+from branchwise.base import ConfigError, as_object, object_inside
 from branchwise.evaluation import PolicyUnderTest
 from branchwise.sources import Data, DataSettings, load_data, repeated_questions
 from branchwise.storage import TRAINED, load_manifest, read_parts, table_to_records
@@ -14,7 +14,8 @@ from branchwise.weights import TRAINING_RECORD
 from .inputs import questions_digest
 from .plugins import plugin_versions
 from .prepared import Prepared
-from .recipe import Recipe, identity
+from .recipe import Recipe, identity, retrieval_identity
+from .record import read_record
 
 
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
@@ -69,7 +70,8 @@ def evaluation_identity(prepared: Prepared, candidates: Mapping[str, Any]) -> di
     recipe, limit = prepared.recipe, prepared.context.limit
     baselines = {name: candidates[name] for name in recipe.evaluation.baselines}
     return {
-        **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
+        "seed": recipe.seed,
+        "retrieval": retrieval_identity(recipe.retrieval),
         **answer_settings(recipe.usual_policy, recipe),
         "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
         "policies": {name: candidates[name] for name in candidates if name not in baselines},
@@ -103,8 +105,10 @@ def check_no_overlap(
     Raises:
         ConfigError: If some overlap, by id or by text.
     """
-    trained = (_trained_on(policy.model.trainable) for policy in policies)
-    for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
+    trained = [*filter(None, (_trained_on(policy.model.trainable) for policy in policies))]
+    siblings = sorted(run.parent.glob("*/"))
+    trained_on = (folder for folder in siblings if any(_is_run(folder, data) for data in trained))
+    for folder in dict.fromkeys((run, *trained_on)):
         if repeated := repeated_questions(questions, _learned_from(folder)):
             raise ConfigError(
                 f"{len(repeated)} of {len(questions)} evaluation questions were annotated or "
@@ -122,9 +126,20 @@ def _learned_from(run: Path) -> Iterator[Question]:
             yield from table_to_records(read_parts(run, table), Question)
 
 
-def _trained_on(model: str) -> str | None:
-    """Returns the run of a policy's training rows, if its folder records it."""
+def _trained_on(model: str) -> Mapping[str, Any]:
+    """Returns `data` of a policy's training record: the run of its rows. Empty if unknown."""
     try:
-        return Path(object_inside(Path(model), TRAINING_RECORD)["data"]["run"]).name
-    except (OSError, ValueError, KeyError, TypeError, ConfigError):
-        return None
+        return as_object(object_inside(Path(model), TRAINING_RECORD)["data"])
+    except (OSError, ValueError, KeyError, ConfigError):
+        return {}
+
+
+def _is_run(folder: Path, trained: Mapping[str, Any]) -> bool:
+    """Returns whether a folder holds the run of a training record, even under another name."""
+    try:
+        record = read_record(folder)
+    except ConfigError:
+        record = None
+    if record is None or "run_id" not in trained:
+        return folder.name == trained.get("run")
+    return record.run_id == str(trained["run_id"])

@@ -20,7 +20,7 @@ from branchwise.agent import AGENT_BLOCK, AgentBlock, AgentSettings, ReasonRagAg
 from branchwise.analysis import LABELS
 from branchwise.annotation import PairSettings
 from branchwise.base import NamedBlock, Settings, shared_settings
-from branchwise.engines import JudgeSettings, ModelSettings
+from branchwise.engines import JudgeSettings, ModelSettings, server_kind
 from branchwise.evaluation import (
     EvaluatedPolicy,
     EvaluationSettings,
@@ -28,7 +28,12 @@ from branchwise.evaluation import (
     PolicyUnderTest,
 )
 from branchwise.mcts import SEARCH_SETTINGS, SearchSettings, TreeSettings
-from branchwise.retrieval import Bm25Settings, RetrievalBlock
+from branchwise.retrieval import (
+    Bm25Settings,
+    HttpSettings,
+    RetrievalBlock,
+    RetrievalSettings,
+)
 from branchwise.rewards import RewardScheme, RewardSettings, SpreSettings, scheme_of
 from branchwise.sources import OWN_SOURCES, AtlasSettings, DataBlock, SetSettings, Split
 from branchwise.training import TrainingSettings
@@ -133,8 +138,8 @@ JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
 
 ENDPOINT = {
-    *("base_url", "base_urls", "replicas", "gpus_per_replica", "api_key_env", "price_per_million"),
-    *("request", "server", "server_args", "structured_output", "weights"),
+    *("base_url", "base_urls", "identity", "replicas", "gpus_per_replica", "api_key_env"),
+    *("price_per_million", "request", "server", "server_args", "structured_output", "weights"),
 }
 """Settings that a policy or rater at another endpoint does not inherit, such as the key."""
 
@@ -150,24 +155,43 @@ def identity_settings(recipe: "Recipe") -> dict[str, Any]:
     The number of questions is not included: it changes no row, and `runs.inputs` checks the
     questions.
     """
-    passing: dict[str, Any] = {**dict.fromkeys(MAY_CHANGE, True), "data": {"limit"}}
+    settings = settings_by_identity(recipe)
+    del settings["data"]["limit"]
+    return {name: settings[name] for name in settings if name not in MAY_CHANGE}
+
+
+def settings_by_identity(recipe: "Recipe") -> dict[str, Any]:
+    """Returns all settings as plain values; models and search server have no address."""
     models = {name: getattr(recipe, name) for name in MODELS}
     identities = {name: identity(model) for name, model in models.items() if model is not None}
-    return recipe.model_dump(mode="json", exclude=passing) | identities
+    identities["retrieval"] = retrieval_identity(recipe.retrieval)
+    return recipe.model_dump(mode="json") | identities
 
 
 def identity(model: ModelSettings) -> dict[str, Any]:
-    """Returns a model's settings that decide its replies, as plain values; price and key are reset.
+    """Returns a model's settings that decide its replies, as plain values.
 
-    The address of a vLLM server is reset too, because its weights identify it. Any other endpoint
-    is identified by its address alone.
+    Price, key and address are reset. Weights identify a vLLM server; any other endpoint is
+    identified by `ModelSettings.endpoint_identity` alone.
     """
-    passing = {"price_per_million", "api_key_env"}
-    if model.engine == "vllm":
-        passing.add("base_url")
+    passing = {"price_per_million", "api_key_env", "base_url", "base_urls", "identity"}
+    passing |= {"replicas", "gpus_per_replica"}
     settings = model.model_dump(mode="json")
     settings["request"]["headers_env"] = {}  # names of variables with keys
-    return settings | ModelSettings().model_dump(mode="json", include=passing)
+    settings |= _USUAL.model_dump(mode="json", include=passing)
+    if model.engine == "openai":
+        # The kind of server that the address shows, because another address may not show it.
+        settings |= {"identity": model.endpoint_identity, "server": server_kind(model.at_each_server[0])}
+    return settings
+
+
+def retrieval_identity(retrieval: RetrievalSettings) -> dict[str, Any]:
+    """Returns the settings that decide the results of a search, as plain values.
+
+    A search server is not included, because the digest of its index identifies it.
+    """
+    passing = {"url", "identity"} if isinstance(retrieval, HttpSettings) else None
+    return retrieval.model_dump(mode="json", exclude=passing)
 
 
 class LimitSettings(Settings):
@@ -413,11 +437,14 @@ class Recipe(Settings):
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
         """Returns the hash of the named blocks, or of the whole recipe (12 hex digits).
 
+        Addresses of the recipe's own models and search server do not count.
+
         Args:
             blocks: Names of the blocks; defaults to all.
             without: Settings to exclude, such as `training.dpo.micro_batch`.
         """
-        content = self.model_dump(mode="json", include=set(blocks) if blocks else None)
+        settings = settings_by_identity(self)
+        content = {name: settings[name] for name in blocks or settings}
         for path in without:
             *blocks_of_it, last = path.split(".")
             reduce(dict.__getitem__, blocks_of_it, content).pop(last)

@@ -262,11 +262,11 @@ def _outcome_rl(recipe: Recipe) -> Iterator[str]:
 
 NOT_OF_ENGINE = {
     "openvino": (
-        *("base_url", "base_urls", "replicas", "gpus_per_replica"),
-        *("dtype", "server_args", "server", "request", "structured_output"),
+        *("base_url", "base_urls", "identity", "replicas", "gpus_per_replica", "dtype"),
+        *("server_args", "server", "request", "structured_output"),
     ),
     "openai": ("precision", "dtype", "server_args", "replicas", "gpus_per_replica"),
-    "vllm": ("precision", "server", "structured_output"),
+    "vllm": ("identity", "precision", "server", "structured_output"),
 }
 """Settings of a model that have no effect, by engine."""
 

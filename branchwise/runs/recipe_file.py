@@ -31,7 +31,7 @@ from .recipe import Recipe
 from .recipe_checks import find_conflicts
 from .record import CONFIG, PROVENANCE
 
-_MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
+_MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "identity", "server_args", "url"})
 """Settings whose value messages do not repeat, because users put keys there by mistake."""
 RECIPE_BYTES = 256 << 10
 """Largest size of a recipe; a file with all settings and comments has a twentieth of it."""

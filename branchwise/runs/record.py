@@ -4,7 +4,6 @@ It is the only copy that stages read; `config.yaml` repeats the recipe for peopl
 file of a run and makes its folder one. It is sealed, so an edit or a flipped bit is noticed.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +32,8 @@ class RunRecord(BaseModel):
     """Identity, settings and inputs of a run.
 
     Attributes:
-        run_id: Id on every row of the run; it stays if the folder is renamed.
+        run_id: Id on every row of the run: a hash of the recipe's name and the other settings that
+            identify a run, wherever its folder is.
         recipe: All settings of the stage that last opened the run with its own recipe. Those of
             `runs.recipe.identity_settings` never change.
         inputs: Digests of the inputs of its rows (see `runs.inputs`); empty before the first rows.
@@ -50,11 +50,10 @@ class RunRecord(BaseModel):
     seal: str = ""
 
     @classmethod
-    def of_new_run(cls, folder: Path, recipe: Recipe) -> Self:
-        """Returns the record of a new run; its id is a hash of the folder's name and the recipe."""
-        joined = f"{folder.name}:{recipe.decisive_digest}"
+    def of_new_run(cls, recipe: Recipe) -> Self:
+        """Returns the record of a new run."""
         return cls(
-            run_id=hashlib.blake2b(joined.encode(), digest_size=6).hexdigest(),
+            run_id=recipe.decisive_digest,
             recipe=recipe.model_dump(mode="json"),
             inputs={},
             facts=environment_facts(),

@@ -87,10 +87,11 @@ def annotate(
             context, TREE_CALLS, "trees", "question", units, bounds, models
         )
         return estimate.report(context, questions=len(questions))
-    if pending and replayed is None:  # a finished run needs no endpoint
+    if pending and replayed is None:  # a finished run needs no server
         require(servers(prepared.recipe))
     extended = ("questions",) if adds_questions(context.run, questions) else ()
-    facts, inputs = {"data": counts_by_text(prepared.data.notes)}, annotation_inputs(prepared)
+    facts = {"data": counts_by_text(prepared.data.notes)}
+    inputs = annotation_inputs(prepared, searches=pending > 0)
     run = open_run(context.run, prepared.recipe, facts, inputs, extended)
     with ExitStack() as stack:
         rereading = None

@@ -59,6 +59,7 @@ from branchwise.runs import (
     require,
     require_matplotlib,
     reward_model_files,
+    settings_by_identity,
     stalled,
     write_curriculum_report,
 )
@@ -182,7 +183,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _fixed_settings(recipe: Recipe) -> dict[str, Any]:
-    settings = flat(recipe.model_dump(mode="json"))
+    settings = flat(settings_by_identity(recipe))
     return {name: value for name, value in settings.items() if not name.startswith(MAY_CHANGE)}
 
 

@@ -18,7 +18,13 @@ from typing import Any
 
 from branchwise.agent import Environment
 from branchwise.analysis import LABELS, UNSOLVED, difficulty_of, draw_stages
-from branchwise.base import BranchwiseError, atomic_write_text, digest_of, terminal_safe
+from branchwise.base import (
+    BranchwiseError,
+    RetrievalError,
+    atomic_write_text,
+    digest_of,
+    terminal_safe,
+)
 from branchwise.engines import Sampling, model_digest
 from branchwise.evaluation import PolicyUnderTest
 from branchwise.rewards import AnswerScores
@@ -43,6 +49,7 @@ from branchwise.runs import (
     prepare,
     questions_digest,
     require,
+    retrieval_identity,
     rollout_cost,
     search_server,
 )
@@ -71,9 +78,7 @@ def select(context: StageContext) -> StageResult:
     models = {"difficulty.policy": rater.model}
     prepared = prepare(context, models, recipe=recipe, data=data, mixes_rows=False)
     planned = _announce(prepared, rater)
-    rows: dict[str, Difficulty] = {}
-    if context.run.is_dir() and question_ids(context.run, TABLE):
-        rows = _valid_rows(context, data.questions, deciding_digest(prepared, rater))
+    rows = _valid_rows(prepared, rater)
     pending = [question for question in data.questions if question.id not in rows]
     if context.dry_run:
         most = len(pending) * recipe.difficulty.rollouts
@@ -133,11 +138,25 @@ def _announce(prepared: Prepared, rater: PolicyUnderTest) -> dict[str, int]:
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 
-def _valid_rows(
-    context: StageContext, questions: Sequence[Question], deciding: str
-) -> dict[str, Difficulty]:
-    """Returns stored rows that the current rater and labels would reproduce."""
-    settings = context.recipe.difficulty
+def _valid_rows(prepared: Prepared, rater: PolicyUnderTest) -> dict[str, Difficulty]:
+    """Returns stored rows that the current rater and labels would reproduce.
+
+    None in a dry run without the search server, whose index is a part of the rows' digests.
+
+    Raises:
+        RetrievalError: If the search server does not answer.
+    """
+    context, settings = prepared.context, prepared.recipe.difficulty
+    if not (context.run.is_dir() and question_ids(context.run, TABLE)):
+        return {}
+    try:
+        deciding = deciding_digest(prepared, rater)
+    except RetrievalError as error:
+        if not context.dry_run:
+            raise
+        context.log(f"note: all questions count as pending, because {error}")
+        return {}
+    questions = prepared.data.questions
     digests = {question.id: row_digest(deciding, question) for question in questions}
     return {
         row.question_id: row.model_copy(
@@ -235,7 +254,8 @@ def deciding_digest(prepared: Prepared, rater: PolicyUnderTest) -> str:
     """Returns the hash of all settings that affect a rater's rollouts."""
     recipe = prepared.recipe
     deciding = {
-        **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
+        "seed": recipe.seed,
+        "retrieval": retrieval_identity(recipe.retrieval),
         **answer_settings(rater, recipe),
         "model": model_digest(rater.model),
         "index": prepared.retriever.digest,

@@ -44,6 +44,7 @@ from branchwise.runs import (
     prepare,
     questions_digest,
     require,
+    retrieval_identity,
     rollout_cost,
     search_server,
     spending,
@@ -105,7 +106,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     require(search_server(recipe.retrieval))
     index_digest = prepared.retriever.digest
     sampled = {
-        **recipe.model_dump(mode="json", include={"retrieval"}),
+        "retrieval": retrieval_identity(recipe.retrieval),
         **answer_settings(recipe.usual_policy, recipe),
         "temperature": recipe.policy.temperature,
     }

@@ -25,6 +25,7 @@ from branchwise.runs import (
     StageContext,
     StageResult,
     require,
+    retrieval_identity,
     start_files,
     trained_folder,
     training_estimate,
@@ -98,9 +99,13 @@ def warm_start(context: StageContext, name: ModelName = WARM_START) -> StageResu
         estimate = training_estimate(context, "warm-start", len(examples))
         return StageResult({**totals, **estimate, "dry_run": True})
     blocks = recipe.model_copy(update={"data": data_settings}).model_dump(
-        mode="json", include={"data", "retrieval", "agent"}, exclude={"data": {"skip"}}
+        mode="json", include={"data", "agent"}, exclude={"data": {"skip"}}
     )
-    data_origin = {**blocks, "index_digest": retriever.digest}
+    data_origin = {
+        **blocks,
+        "retrieval": retrieval_identity(recipe.retrieval),
+        "index_digest": retriever.digest,
+    }
     training = training_run(context, "warm-start", settings.base, target, data_origin)
     report = train_on_steps(training, examples, stops=protocol.stops)
     context.log(f"wrote {target}: {report.summary()}")

@@ -2,20 +2,25 @@
 
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from durable import stored_keys
+from loopback import in_thread
 from seams import Seam
 from stages import Ended, Stages
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
-from branchwise.base.errors import ConfigError
+from branchwise.base.errors import BudgetExceeded, ConfigError
 from branchwise.cli.command_line import main
 from branchwise.pipelines.train_grpo.planned_trainings import dev_questions, rollout_recipe
+from branchwise.retrieval.index import open_retriever
+from branchwise.retrieval.index_server import serving
+from branchwise.retrieval.settings import Bm25Settings
 from branchwise.runs.folder import existing_run
 from branchwise.runs.question_set import check_no_overlap
 from branchwise.runs.recipe_file import load_recipe
@@ -153,6 +158,26 @@ def test_an_unreachable_search_server_is_an_error_before_training(
         assert workspace.code(*search) == 1
     assert f"cannot reach the search server {url}" in capsys.readouterr().out
     assert not (workspace.folder / "run").exists()
+
+
+def test_the_address_of_the_search_server_does_not_decide_a_training(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that resumes after its search server moved would start again otherwise."""
+    deciding: list[Sequence[str]] = []
+
+    def stopped(*_: object, **settings: Any) -> None:
+        deciding.append(settings["deciding"])
+        raise BudgetExceeded("enough for this test")
+
+    monkeypatch.setattr("branchwise.pipelines.train_grpo.stage._train", stopped)
+    passages = load_data(load_recipe(workspace.config).data, 0).passages
+    for known in (passages, passages, passages[1:]):
+        with in_thread(serving(open_retriever(Bm25Settings(), known))) as url:
+            search = ("--set", "retrieval.kind=http", "--set", f"retrieval.url={url}")
+            workspace.code(*search)
+    assert deciding[0] == deciding[1]
+    assert deciding[0] != deciding[2]
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The `/retrieve` client and server, against each other and against a misbehaving server."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from aiohttp import web
 from fake_endpoint import reset
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import in_thread
 from wire import listening
 
 from branchwise.base.errors import RetrievalError
@@ -156,3 +158,81 @@ async def test_an_unreachable_server_is_reported() -> None:
 def test_contents_round_trip(title: str, text: str) -> None:
     one_line = " ".join(title.splitlines()).strip()
     assert split_contents(join_contents(one_line, text)) == (one_line, text)
+
+
+def digest_at(url: str, identity: str | None = None) -> str:
+    return open_retriever(HttpSettings(kind="http", url=url, identity=identity), []).digest
+
+
+def test_the_digest_is_the_one_that_the_server_reports_for_its_index(tmp_path: Path) -> None:
+    local = open_retriever(Bm25Settings(), CORPUS, tmp_path / "here")
+    copy = open_retriever(Bm25Settings(), [*reversed(CORPUS)], tmp_path / "there")
+    other = open_retriever(Bm25Settings(), CORPUS[:1], tmp_path / "here")
+    with in_thread(serving(local)) as url, in_thread(serving(copy)) as moved:
+        assert digest_at(url) == digest_at(moved, identity="not used") == local.digest
+    with in_thread(serving(other)) as url:
+        assert digest_at(url) == other.digest != local.digest
+
+
+def test_the_digest_is_requested_once_and_also_inside_an_event_loop() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"digest": "abc123"})
+
+    with in_thread(listening(answer)) as server:
+        remote = open_retriever(HttpSettings(kind="http", url=f"{server.address}/a/search"), [])
+        assert server.requests == []
+
+        async def read() -> str:
+            return remote.digest
+
+        assert asyncio.run(read()) == remote.digest == "abc123"
+        assert server.requests == [("GET", "/a/health")]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("nothing here", 404),
+        ("no", 403),
+        ("<html>", 200),
+        ("[]", 200),
+        ('{"status": "ok"}', 200),
+        ('{"digest": 7}', 200),
+        ('{"digest": ""}', 200),
+        ('{"digest": "a\\nb"}', 200),
+        (json.dumps({"digest": "a" * 1000}), 200),
+    ],
+)
+def test_a_server_that_reports_no_digest_has_that_of_its_identity_or_address(
+    text: str, status: int
+) -> None:
+    with in_thread(answering(text, status)) as url:
+        assert digest_at(url) == digest_at(f"{url}/") == f"{url}/retrieve"
+        assert digest_at(f"{url}/v2/search") == f"{url}/v2/search"
+        assert digest_at(url, identity="wiki-2018") == "wiki-2018"
+        old = "http://old.example:8001"
+        assert digest_at(url, identity=old) == digest_at(url, identity=f"{old}/retrieve")
+        assert digest_at(url, identity=old) == f"{old}/retrieve"
+
+
+def test_a_redirected_request_for_the_digest_is_not_followed() -> None:
+    async def away(_: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": "http://elsewhere.example/health"})
+
+    with in_thread(listening(away)) as server:
+        assert HttpRetriever(server.address).digest == f"{server.address}/retrieve"
+
+
+def test_a_digest_is_not_replaced_by_the_address_while_the_server_is_down() -> None:
+    statuses = [503, 200, 503, 503, 503, 503]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"digest": "abc123"}, status=statuses.pop(0))
+
+    with in_thread(listening(answer)) as server:
+        assert HttpRetriever(server.address, pause_s=0.0).digest == "abc123"
+        with pytest.raises(RetrievalError, match=r"health answered 503.*4 attempts"):
+            HttpRetriever(server.address, pause_s=0.0).digest  # noqa: B018
+    assert statuses == []
+    with pytest.raises(RetrievalError, match="Check that it runs"):
+        HttpRetriever(server.address, pause_s=0.0).digest  # noqa: B018

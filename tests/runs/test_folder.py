@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from branchwise.base.errors import ConfigError
+from branchwise.engines import model_digest
 from branchwise.runs.folder import existing_run, open_run
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.record import read_record
@@ -56,16 +57,103 @@ def test_price_api_key_and_training_may_change_when_a_run_resumes(tmp_path: Path
     assert existing_run(tmp_path / "run").recipe.policy.api_key_env == "OTHER_KEY"
 
 
-@pytest.mark.parametrize("engine", ["vllm", "openai"])
-def test_the_url_of_a_vllm_server_may_change_but_not_of_another_endpoint(
-    tmp_path: Path, engine: str
-) -> None:
-    def at(port: int) -> Recipe:
-        return recipe(policy={"engine": engine, "base_url": f"http://127.0.0.1:{port}/v1"})
+A, B = "http://a:8000/v1", "http://b:8000/v1"
 
-    before = open_run(tmp_path / "run", at(8000), {}).id
-    if engine == "vllm":
-        assert open_run(tmp_path / "run", at(8001), {}).id == before
-    else:
-        with pytest.raises(ConfigError, match=r"policy.base_url: was '.*:8000/v1', now"):
-            open_run(tmp_path / "run", at(8001), {})
+
+def at(base_url: str, **settings: Any) -> dict[str, Any]:
+    return {"engine": "openai", "model": "m", "base_url": base_url, **settings}
+
+
+def search_at(url: str, **settings: Any) -> dict[str, Any]:
+    return {"kind": "http", "url": url, **settings}
+
+
+MOVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a vLLM server": ({"policy": at(A, engine="vllm")}, {"policy": at(B, engine="vllm")}),
+    "an endpoint with an identity": (
+        {"policy": at(A, identity="lab")},
+        {"policy": at(B, identity="lab")},
+    ),
+    "an endpoint that was known by its address": (
+        {"policy": at(A)},
+        {"policy": at(B, identity=A)},
+    ),
+    "judge and verifier": (
+        {"judge": at(A), "verifier": at(A, identity="lab")},
+        {"judge": at(B, identity=f"{A}/"), "verifier": at(B, identity="lab")},
+    ),
+    "a vendor that the new address does not show": (
+        {"policy": at("https://api.mistral.ai/v1")},
+        {"policy": at(B, identity="https://api.mistral.ai/v1", server="mistral")},
+    ),
+    "a search server": (
+        {"retrieval": search_at("http://a:8001")},
+        {"retrieval": search_at("http://b:8001/retrieve", identity="wiki")},
+    ),
+}
+"""Settings before and after a move that leaves a run the same."""
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_run_stays_the_same_when_its_server_moves(tmp_path: Path, move: str) -> None:
+    before, after = (recipe(**blocks) for blocks in MOVES[move])
+    run = open_run(tmp_path / "run", before, {})
+    assert open_run(tmp_path / "run", after, {}).id == run.id
+    assert open_run(tmp_path / "elsewhere" / "another-name", after, {}).id == run.id
+    assert before.digest() == after.digest(), "a study would repeat its stages"
+    for old, new in ((before.policy, after.policy), (before.judge, after.judge)):
+        if old is not None and new is not None and new.engine != "openvino":
+            assert model_digest(old) == model_digest(new)
+    assert existing_run(tmp_path / "run").recipe == after, "later stages use the new address"
+
+
+def test_another_address_without_an_identity_is_refused_with_the_identity_to_set(
+    tmp_path: Path,
+) -> None:
+    open_run(tmp_path / "run", recipe(policy=at(A)), {})
+    for policy in (at(B), at(A, identity="lab")):
+        with pytest.raises(ConfigError, match=f"policy.identity: was '{A}', now '") as refused:
+            open_run(tmp_path / "run", recipe(policy=policy), {})
+        assert "restore these" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "y"}, {"seed": 1}, {"cycle": 1}, {"mcts": {"iterations": 3}}]
+)
+def test_runs_of_other_settings_have_other_ids(tmp_path: Path, change: dict[str, Any]) -> None:
+    first = open_run(tmp_path / "first", recipe(), {})
+    assert open_run(tmp_path / "second", recipe(**change), {}).id != first.id
+
+
+def test_a_model_at_another_endpoint_does_not_inherit_the_identity() -> None:
+    blocks: dict[str, Any] = {
+        "evaluation": {
+            "policies": {
+                "same": {"model": "other"},
+                "elsewhere": {"model": "m", "base_url": "http://c:8000/v1"},
+                "named": {"model": "m", "base_url": "http://c:8000/v1", "identity": "c"},
+                "embedded": {"model": "packaged", "engine": "openvino"},
+            },
+            "baseline_model": {"model": "m", "base_url": "http://d:8000/v1"},
+            "judge": {"base_url": "http://c:8000/v1"},
+        },
+        "judge": at(A, identity="judges"),
+        "difficulty": {"policy": {"model": "m", "base_url": "http://e:8000/v1"}},
+    }
+    whole = recipe(policy=at(A, identity="lab"), **blocks)
+    known_as = {
+        name: under_test.model.endpoint_identity
+        for name, under_test in whole.policies_under_test("x").items()
+    }
+    assert known_as == {
+        "same": "lab",
+        "elsewhere": "http://c:8000/v1",
+        "named": "c",
+        "embedded": None,
+    }
+    assert whole.reader("x").model.endpoint_identity == "http://d:8000/v1"
+    assert whole.rater("x").model.endpoint_identity == "http://e:8000/v1"
+    assert whole.answer_judge is not None
+    assert whole.answer_judge.endpoint_identity == "http://c:8000/v1"
+    names = {model_digest(under.model) for under in whole.policies_under_test("x").values()}
+    assert len(names) == 4

@@ -48,6 +48,9 @@ SILENT: dict[str, dict[str, Any]] = {
         "policy.base_url": "http://127.0.0.1:9/v1",
         "policy.precision": "q8_0",
     },
+    "policy.identity under openvino": {"policy.identity": "lab"},
+    "policy.identity under vllm": {"policy.engine": "vllm", "policy.identity": "lab"},
+    "retrieval.identity under bm25": {"retrieval.identity": "wiki"},
     "rewards.judge_decay under rollouts": {"rewards.judge_decay": False},
     "data.cities under jsonl": {
         "data.source": "jsonl",

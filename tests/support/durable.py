@@ -26,7 +26,7 @@ SMALL_PARTS = {"branchwise.pipelines.annotate.commit.QUESTIONS_A_PART": 2}
 
 @dataclass
 class World:
-    """The tiny dataset with one endpoint, whose address is part of every call's key.
+    """The tiny dataset with one endpoint; without an identity, its address is part of every key.
 
     Attributes:
         endpoint: Endpoint whose `script` may be replaced for a while (see `scripted`).

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from branchwise.base import ConfigError, HttpClient, checked_address, names_secret, shown_url
+from branchwise.base import ConfigError, HttpClient, checked_address, names_secret
 
 from ..settings import ModelSettings, RequestSettings
 from .servers import decisive_settings, request_settings
@@ -128,14 +128,14 @@ def checked_url(settings: ModelSettings) -> str:
 
 
 def endpoint_digest(settings: ModelSettings) -> str:
-    """Returns the hash (16 hex digits) of address, model name and all that decides replies.
+    """Returns the hash (16 hex digits) of the endpoint's identity, model name and request settings.
 
     Raises:
         ConfigError: See `checked_url`.
     """
-    address = shown_url(checked_url(settings))
-    decisive = (address, settings.model, *decisive_settings(settings))
-    return blake2b("\n".join(decisive).encode(), digest_size=8).hexdigest()
+    checked_url(settings)
+    decisive = (settings.endpoint_identity, settings.model, *decisive_settings(settings))
+    return blake2b("\n".join(map(str, decisive)).encode(), digest_size=8).hexdigest()
 
 
 def _without_platform() -> dict[str, Any]:

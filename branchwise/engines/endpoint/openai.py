@@ -98,7 +98,7 @@ class OpenAIEngine:
             before_attempt: Check that runs before every attempt, and every second while none may
                 start. It raises `BudgetExceeded` if no more calls are allowed.
             known_as: Name of the model for keys and rows; defaults to the requested name.
-            digest: Digest of the model for keys and rows; defaults to a hash of address and name.
+            digest: Digest of the model for keys and rows; defaults to `endpoint_digest`.
         """
         self._base_url = checked_url(settings)
         self._url = shown_url(self._base_url)
