@@ -181,7 +181,10 @@ def identity(model: ModelSettings) -> dict[str, Any]:
     settings |= _USUAL.model_dump(mode="json", include=passing)
     if model.engine == "openai":
         # The kind of server that the address shows, because another address may not show it.
-        settings |= {"identity": model.endpoint_identity, "server": server_kind(model.at_each_server[0])}
+        settings |= {
+            "identity": model.endpoint_identity,
+            "server": server_kind(model.at_each_server[0]),
+        }
     return settings
 
 
