@@ -14,7 +14,7 @@ import tiny_dataset
 
 from branchwise.cli.command_line import main
 from branchwise.engines.vllm.command import VARIABLE
-from branchwise.pipelines.serve.stage import served_settings
+from branchwise.pipelines.serve_model.stage import served_settings
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.storage.manifest import load_manifest
 from branchwise.storage.parts import read_parts
