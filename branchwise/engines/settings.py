@@ -197,7 +197,7 @@ class ModelSettings(Settings):
             `model`. Their tokenizer, if it is on this machine, counts tokens if an endpoint does
             not report usage.
         base_url: Address of the endpoint, without a query. For `vllm`: address of a server started
-            by `branchwise serve`; if unset, the stage starts one.
+            by `branchwise serve-model`; if unset, the stage starts one.
         api_key_env: Name of the environment variable with the endpoint's key (VLLM_API_KEY for
             `vllm`, if set); never the key itself.
         temperature: Sampling temperature; 0 is greedy.

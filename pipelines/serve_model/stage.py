@@ -1,6 +1,6 @@
-"""`make serve`: a vLLM server for the recipe's policy, judge or verifier, until it is stopped.
+"""`make serve-model`: a vLLM server for the recipe's policy, judge or verifier, until it is stopped.
 
-    branchwise serve --config configs/atlas.yaml --role policy --port 8000
+    branchwise serve-model --config configs/atlas.yaml --role policy --port 8000
 
 Prefix caching is on. A trained adapter is served as LoRA; the served name is the hash of its
 content. After a crash the server is restarted, up to a limit. It stops with Ctrl-C, SIGTERM or
@@ -16,14 +16,14 @@ from branchwise.runs import Recipe, StageContext, StageResult, on_stop_signal
 from branchwise.storage import cache_section
 
 
-def serve(
+def serve_model(
     context: StageContext,
     role: Annotated[Literal["policy", "judge", "verifier"], "whose model"] = "policy",
     port: Annotated[int | None, "default: one that is free"] = None,
 ) -> StageResult:
     """Runs the stage (see module)."""
     settings = served_settings(context.recipe, role)
-    context.log(f"serve: {settings.model} with vLLM; its weights are made ready first")
+    context.log(f"serve-model: {settings.model} with vLLM; its weights are made ready first")
     if context.dry_run:
         return StageResult({"model": settings.model, "dry_run": True})
     server = server_for(settings, cache_section("logs"), port, context.log)

@@ -1,4 +1,4 @@
-"""Stages with `engine: vllm`, and `branchwise serve`, over a stand-in for vLLM."""
+"""Stages with `engine: vllm`, and `branchwise serve-model`, over a stand-in for vLLM."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def words_after(option: str, words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_serve_prints_its_address_and_ends_with_its_server(
+def test_serve_model_prints_its_address_and_ends_with_its_server(
     recipe: Path, sent: signal.Signals
 ) -> None:
     pipe = recipe.parent / "alive"
@@ -72,7 +72,7 @@ def test_serve_prints_its_address_and_ends_with_its_server(
         sys.executable,
         "-m",
         "branchwise",
-        "serve",
+        "serve-model",
         "--config",
         str(recipe),
         "--json",
@@ -99,11 +99,11 @@ def test_serve_prints_its_address_and_ends_with_its_server(
 
 
 @pytest.mark.parametrize("role", ["judge", "verifier"])
-def test_serve_refuses_a_role_that_the_recipe_lacks(
+def test_serve_model_refuses_a_role_that_the_recipe_lacks(
     recipe: Path, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--config", str(recipe), "--role", role])
+        main(["serve-model", "--config", str(recipe), "--role", role])
     assert ended.value.code == 2
     assert f"the recipe lacks a `{role}` block" in capsys.readouterr().out
 

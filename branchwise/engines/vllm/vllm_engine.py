@@ -69,7 +69,7 @@ class VllmEngine:
 
     A server of our own runs as long as the `async with` block. With `base_url` in the settings, or
     with a running server, the engine starts nothing. That server must serve the same model under
-    the same name as `branchwise serve`.
+    the same name as `branchwise serve-model`.
 
     Attributes:
         model: Model name as the user wrote it.
