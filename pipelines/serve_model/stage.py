@@ -1,4 +1,4 @@
-"""`make serve-model`: a vLLM server for the recipe's policy, judge or verifier, until it is stopped.
+"""`make serve-model`: a vLLM server for the recipe's policy, judge or verifier until it is stopped.
 
     branchwise serve-model --config configs/atlas.yaml --role policy --port 8000
 
