@@ -16,6 +16,8 @@ from .errors import RetrievalError as RetrievalError
 from .errors import StorageError as StorageError
 from .errors import TokenDrift as TokenDrift
 from .errors import TrainingError as TrainingError
+from .file_systems import LOCAL_DISK as LOCAL_DISK
+from .file_systems import network_mount as network_mount
 from .http_client import HttpClient as HttpClient
 from .http_client import Redirected as Redirected
 from .http_client import Reply as Reply
