@@ -77,7 +77,7 @@ STAGES = {
     "train-dpo": Stage("train_dpo", "train on preference pairs (DPO)", extras=TRAIN),
     "train-grpo": Stage("train_grpo", "train on rewards of whole rollouts (GRPO)", COST, STUDY),
     "train-rm": Stage("train_rm", "train a reward model on sibling steps (EVO-RAG)", extras=TRAIN),
-    "serve": Stage("serve", "start vLLM with the recipe's policy, judge or verifier"),
+    "serve-model": Stage("serve_model", "start vLLM with the recipe's policy, judge or verifier"),
     "serve-index": Stage("serve_index", "serve the recipe's index to other machines"),
     "export": Stage("export", "write the merged policy as safetensors and GGUF", extras=TRAIN),
     "eval": Stage("eval.evaluate", "compare policies on a question set", COST),

@@ -17,11 +17,14 @@ from .errors import ServerLost as ServerLost
 from .errors import StorageError as StorageError
 from .errors import TokenDrift as TokenDrift
 from .errors import TrainingError as TrainingError
+from .file_systems import LOCAL_DISK as LOCAL_DISK
+from .file_systems import network_mount as network_mount
 from .http_client import HttpClient as HttpClient
 from .http_client import Redirected as Redirected
 from .http_client import Reply as Reply
 from .http_client import ReplyTooLarge as ReplyTooLarge
 from .http_client import checked_address as checked_address
+from .http_client import is_loopback as is_loopback
 from .http_client import proxy_for as proxy_for
 from .http_client import shown_url as shown_url
 from .lock import RunLock as RunLock

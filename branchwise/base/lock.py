@@ -1,14 +1,18 @@
 """One writer per run: a lock file that names its holder and that a dead process cannot keep."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
 from typing import Self
 
 from .errors import ConfigError, StorageError
+from .file_systems import LOCAL_DISK
 
 _LONGEST = 20
 """Maximum length of a process id in characters."""
+_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+"""Errors of file systems that have no locks: NFS without a lock server, Lustre without `flock`."""
 
 
 def lock_path(ledger: Path) -> Path:
@@ -50,7 +54,11 @@ class RunLock:
             ) from None
         except OSError as error:
             os.close(self._descriptor)
-            raise StorageError(f"cannot lock {path}: {error.strerror}") from error
+            hint = f". Its file system has no locks: {LOCAL_DISK}"
+            message = f"cannot lock {path}: {error.strerror}"
+            raise StorageError(
+                message + hint if error.errno in _WITHOUT_LOCKS else message
+            ) from error
 
     def release(self) -> None:
         """Releases the lock."""

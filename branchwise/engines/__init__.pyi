@@ -1,6 +1,7 @@
 from .embedded.openvino import OpenVINOEngine as OpenVINOEngine
 from .embedded.openvino import embedded_engine as embedded_engine
 from .endpoint.client import checked_url as checked_url
+from .endpoint.client import key_in as key_in
 from .endpoint.endpoint_errors import RefusedRequest as RefusedRequest
 from .endpoint.openai import OpenAIEngine as OpenAIEngine
 from .endpoint.replies import OVERLONG as OVERLONG
@@ -34,6 +35,9 @@ from .vllm.adapters import adapter_on as adapter_on
 from .vllm.command import check_vllm as check_vllm
 from .vllm.served_weights import served_files as served_files
 from .vllm.served_weights import served_name as served_name
+from .vllm.vllm_engine import KEY_VARIABLE as KEY_VARIABLE
 from .vllm.vllm_engine import VllmEngine as VllmEngine
 from .vllm.vllm_engine import server_for as server_for
+from .vllm.vllm_server import EVERY_ADDRESS as EVERY_ADDRESS
 from .vllm.vllm_server import VllmServer as VllmServer
+from .vllm.vllm_server import enter_all as enter_all

@@ -197,7 +197,7 @@ class ModelSettings(Settings):
             `model`. Their tokenizer, if it is on this machine, counts tokens if an endpoint does
             not report usage.
         base_url: Address of the endpoint, without a query. For `vllm`: address of a server started
-            by `branchwise serve`; if unset, the stage starts one.
+            by `branchwise serve-model`; if unset, the stage starts one.
         identity: Name of an `openai` endpoint in keys, seeds and digests, so that its address may
             change; may be a former address. Defaults to `base_url`.
         base_urls: Addresses of several servers with this model, instead of `base_url`. A question

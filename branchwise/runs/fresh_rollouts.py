@@ -28,6 +28,7 @@ from .annotated_trees import StoredTree, stored_trees
 from .costs import log_costs
 from .folder import Run, check_same_inputs
 from .inputs import replay_passages
+from .preflight import log_notes
 from .prepared import Prepared
 from .progress import Progress, attempt_each
 from .recipe import Recipe, identity, retrieval_identity
@@ -102,6 +103,7 @@ def roll_fresh(
             f"{policy.model} is now {digest}: restore the weights, or use --no-model"
         )
     check_same_inputs(run.folder, run.record, {"index": prepared.retriever.digest})
+    log_notes(context, prepared.models)
     trees = stored_trees(run, only=nodes_by_tree, passages=passages)
     with run.open_ledger() as ledger:
         gate = prepared.gate(ledger)

@@ -12,7 +12,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from branchwise.agent import AgentProtocol, require_token_ids
-from branchwise.base import BranchwiseError, ConfigError, Faults, proxy_for, shown_url
+from branchwise.base import (
+    LOCAL_DISK,
+    BranchwiseError,
+    ConfigError,
+    Faults,
+    network_mount,
+    proxy_for,
+    shown_url,
+    terminal_safe,
+)
 from branchwise.engines import (
     FleetEngine,
     ModelSettings,
@@ -260,15 +269,26 @@ def plaintext_proxy_warnings(
 def log_notes(
     context: StageContext, models: Mapping[str, ModelSettings], data: Data | None = None
 ) -> None:
-    """Logs what was noted about the data, and proxies that can read the prompts of the models."""
+    """Logs what was noted about data and run folder, and proxies that can read the prompts."""
     recipe = context.recipe
     for line in data.describe_notes() if data else ():
         context.log(f"data: {line}")
     for line in (
+        *network_folder_warning(context.run),
         *plaintext_proxy_warnings(recipe.retrieval, models),
         *unused_models(recipe),
     ):
         context.log(f"note: {line}")
+
+
+def network_folder_warning(run: Path) -> Iterator[str]:
+    """Yields a line if a run folder is, or will be, on a network file system."""
+    if (mount := network_mount(run)) is not None:
+        yield (
+            f"{terminal_safe(str(run))} is on a network file system ({mount.kind}, mounted at "
+            f"{terminal_safe(mount.point)}), where locks and the ledger are not reliable: "
+            f"{LOCAL_DISK}"
+        )
 
 
 def unused_models(recipe: Recipe) -> Iterator[str]:

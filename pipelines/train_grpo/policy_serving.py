@@ -18,6 +18,7 @@ from branchwise.engines import (
     OpenVINOEngine,
     VllmServer,
     adapter_on,
+    enter_all,
     served_name,
     server_for,
 )
@@ -125,11 +126,7 @@ class VllmServing:
             await asyncio.to_thread(server_for, start, self.logs, None, self.log, rank, number)
             for number in range(policy.replicas)
         ]
-        starts = map(self._stack.enter_async_context, servers)
-        # All of them, because `close` would not stop one that still starts.
-        for started in await asyncio.gather(*starts, return_exceptions=True):
-            if isinstance(started, BaseException):
-                raise started
+        await enter_all(self._stack, servers)
         return servers
 
     def _write(self, model: Any) -> Path:

@@ -72,7 +72,7 @@ def of_one_server(tmp_path: Path) -> list[Any]:
 
 def questions_at(server: FakeEndpoint) -> set[str]:
     texts = [body["messages"][-1]["content"] for body in server.requests]
-    return {q["id"] for q in QUESTIONS if any(q["question"] in text for text in texts)}
+    return {str(q["id"]) for q in QUESTIONS if any(q["question"] in text for text in texts)}
 
 
 def test_rows_do_not_depend_on_the_number_of_servers(

@@ -18,6 +18,7 @@ VARIABLE = "BRANCHWISE_VLLM_PYTHON"
 OWN_ENVIRONMENT = Path(".venv-vllm") / "bin" / "python"
 """Environment made by `make test-vllm`."""
 
+LOOPBACK = "127.0.0.1"
 CPU_CACHE_GIB = "2"
 """Memory of the key-value cache on a CPU, if VLLM_CPU_KVCACHE_SPACE is not set."""
 RUNTIME_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -37,7 +38,7 @@ _QUIET = {
     "PYTHONSAFEPATH": "1",  # a file in the current folder must not hide a package
 }
 # vLLM's processes also connect to each other, by default on an address that others can reach.
-_LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
+_LOOPBACK = {"VLLM_HOST_IP": LOOPBACK, "VLLM_LOOPBACK_IP": LOOPBACK}
 _PROBE = """
 import importlib.metadata as m, json
 versions = {d.metadata["Name"]: d.version for d in m.distributions()}
@@ -146,19 +147,19 @@ def _vllm_of(python: Path) -> Vllm | None:
 
 
 def server_command(
-    vllm: Vllm, served: Served, dtype: str, port: int, more: Sequence[str] = ()
+    vllm: Vllm, served: Served, dtype: str, host: str, port: int, more: Sequence[str] = ()
 ) -> list[str]:
-    """Returns the whole command for a server on loopback.
+    """Returns the whole command for a server.
 
     Args:
         vllm: Installation to run.
         served: Weights, adapter and their names.
         dtype: Compute precision as in the settings; "auto" is float32 on a CPU.
-        port: Port to listen on.
+        host, port: Address and port to listen on.
         more: Arguments from the recipe; they override ours.
     """
     command = [*vllm.start, served.weights, "--served-model-name", served.base_name]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--host", host, "--port", str(port)]
     # A model's generation_config.json would silently change the sampling settings.
     command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]

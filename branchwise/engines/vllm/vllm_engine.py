@@ -18,7 +18,7 @@ from branchwise.base import EndpointError, Log, ServerLost
 from ..fleet import MOST_LOST_SERVERS, ServedModel
 from ..sampling import Capabilities, Completion, Engine, SampleRequest
 from ..settings import ModelSettings
-from .command import gpus_of, installed_vllm, server_command, server_environment
+from .command import LOOPBACK, gpus_of, installed_vllm, server_command, server_environment
 from .served_weights import prepare_weights, served_digest, served_name
 from .vllm_server import VllmServer, free_port
 
@@ -37,6 +37,7 @@ def server_for(
     log: Log | None = None,
     rank: int | None = None,
     replica: int = 0,
+    host: str = LOOPBACK,
 ) -> VllmServer:
     """Returns a server for `policy:` or `judge:` settings; enter it to start it.
 
@@ -47,6 +48,7 @@ def server_for(
         log: Callback for messages about the server's start.
         rank: LoRA rank of adapters added while the server runs (`engines.vllm.adapters`).
         replica: Number of the server in its fleet, from 0; decides its GPUs.
+        host: Address to listen on.
 
     Raises:
         ConfigError: If vLLM, the weights or a package are missing.
@@ -57,10 +59,11 @@ def server_for(
     numbered = f"-{replica}" if settings.replicas > 1 else ""
     gpus = [] if vllm.on_cpu else gpus_of(settings, replica, os.environ)
     return VllmServer(
-        server_command(vllm, served, settings.dtype, port, _arguments(settings)),
+        server_command(vllm, served, settings.dtype, host, port, _arguments(settings)),
         server_environment(vllm, served, os.environ, gpus),
         logs / f"vllm-{served.name.rpartition('/')[2]}{numbered}.log",
         model=served.name,
+        host=host,
         port=port,
         log=log,
     )
@@ -78,7 +81,7 @@ class VllmEngine:
 
     A server of our own runs as long as the `async with` block. With `base_url` in the settings, or
     with a running server, the engine starts nothing. That server must serve the same model under
-    the same name as `branchwise serve`.
+    the same name as `branchwise serve-model`.
 
     Attributes:
         model: Model name as the user wrote it.

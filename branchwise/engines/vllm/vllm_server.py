@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -45,6 +45,8 @@ _NOISE = re.compile(r"nanobind|^\s*- (leaked|\.\.\. skipped)|resource_tracker|\[
 
 MAX_DEATHS, WITHIN_S = 3, 600.0
 """More deaths than this in so many seconds end the stage, or so many failed restarts in a row."""
+
+EVERY_ADDRESS = "0.0.0.0"
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class VllmServer:
         log_file: Path,
         *,
         model: str,
+        host: str,
         port: int,
         log: Callable[[str], None] | None = None,
     ) -> None:
@@ -100,9 +103,11 @@ class VllmServer:
             environment: Complete environment of the server.
             log_file: File for the server's output; missing folders are created.
             model: Model name in requests.
-            port: Port that the server listens on.
+            host, port: Address and port that the server listens on.
             log: Callback for messages about the server's start; defaults to the log.
         """
+        # Over loopback if it listens on all addresses, because clients cannot connect to those.
+        self._host = "127.0.0.1" if host == EVERY_ADDRESS else host
         self._port = port
         self._command = list(command)
         self._environment = dict(environment)
@@ -115,7 +120,7 @@ class VllmServer:
         self._log_begin = 0
         self.log_file = log_file
         self.model = model
-        self.base_url = f"http://127.0.0.1:{self._port}/v1"
+        self.base_url = f"http://{self._host}:{self._port}/v1"
         self.life: ServerProcess | None = None
         self.adapters: dict[str, Path] = {}
 
@@ -220,7 +225,7 @@ class VllmServer:
             self._log(f"vLLM answers at {self.base_url}")
 
     async def _started(self, number: int) -> ServerProcess:
-        _check_free(self._port)
+        _check_free(self._host, self._port)
         theirs, self._hold = os.pipe()
         loras = [f"{name}={folder}" for name, folder in self.adapters.items()]
         command = [*self._command, *(["--lora-modules", *loras] if loras else [])]
@@ -267,7 +272,7 @@ class VllmServer:
         """Returns whether the server reports that it is healthy."""
         import aiohttp
 
-        url = f"http://127.0.0.1:{self._port}/health"
+        url = f"http://{self._host}:{self._port}/health"
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S), HttpClient(url) as http:
                 return (await http.ask("GET", url)).status == 200
@@ -291,7 +296,20 @@ class VllmServer:
         return "".join([f"; from its log {self.log_file}:", *(f"\n  {line}" for line in shown)])
 
 
-def _check_free(port: int) -> None:
+async def enter_all(stack: AsyncExitStack, servers: Sequence[VllmServer]) -> None:
+    """Starts servers at once; the stack stops them.
+
+    Raises:
+        BranchwiseError: If one does not start; the first error.
+    """
+    starts = map(stack.enter_async_context, servers)
+    # All of them, because the stack would not stop one that still starts.
+    for started in await asyncio.gather(*starts, return_exceptions=True):
+        if isinstance(started, BaseException):
+            raise started
+
+
+def _check_free(host: str, port: int) -> None:
     """Checks that a port is free; another process there could be mistaken for our server.
 
     Raises:
@@ -300,6 +318,6 @@ def _check_free(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"port {port} cannot be used: {error}") from error

@@ -1,4 +1,4 @@
-"""Stages with `engine: vllm`, and `branchwise serve`, over a stand-in for vLLM."""
+"""Stages with `engine: vllm`, and `branchwise serve-model`, over a stand-in for vLLM."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import tiny_dataset
 
 from branchwise.cli.command_line import main
 from branchwise.engines.vllm.command import VARIABLE
-from branchwise.pipelines.serve.stage import served_settings
+from branchwise.pipelines.serve_model.stage import served_settings
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.storage.manifest import load_manifest
 from branchwise.storage.parts import read_parts
@@ -62,7 +62,7 @@ def words_after(option: str, words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_serve_prints_its_address_and_ends_with_its_server(
+def test_serve_model_prints_its_address_and_ends_with_its_server(
     recipe: Path, sent: signal.Signals
 ) -> None:
     pipe = recipe.parent / "alive"
@@ -72,7 +72,7 @@ def test_serve_prints_its_address_and_ends_with_its_server(
         sys.executable,
         "-m",
         "branchwise",
-        "serve",
+        "serve-model",
         "--config",
         str(recipe),
         "--json",
@@ -90,20 +90,21 @@ def test_serve_prints_its_address_and_ends_with_its_server(
     out, _ = serving.communicate()
     totals: dict[str, Any] = json.loads(out)
     assert serving.returncode == 0
-    assert totals["base_url"] in said
+    (base_url,) = totals["base_urls"]
+    assert base_url in said
     assert totals["model"] in said
-    assert totals["base_url"].startswith("http://127.0.0.1:")
+    assert base_url.startswith("http://127.0.0.1:")
     os.set_blocking(reading, True)
     assert os.read(reading, 1) == b"", "a process of the server is still running"
     os.close(reading)
 
 
 @pytest.mark.parametrize("role", ["judge", "verifier"])
-def test_serve_refuses_a_role_that_the_recipe_lacks(
+def test_serve_model_refuses_a_role_that_the_recipe_lacks(
     recipe: Path, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--config", str(recipe), "--role", role])
+        main(["serve-model", "--config", str(recipe), "--role", role])
     assert ended.value.code == 2
     assert f"the recipe lacks a `{role}` block" in capsys.readouterr().out
 
