@@ -62,12 +62,10 @@ def rows(run: Path) -> list[Any]:
 
 def of_one_server(tmp_path: Path) -> list[Any]:
     """Returns the rows of the same recipe with one server."""
-    folder = tmp_path / "one"
-    folder.mkdir()
     with serving(policy) as server:
         alone = {**fleet(server), "base_urls": [], "base_url": server.base_url}
-        assert branchwise("annotate", recipe(folder, "", policy=alone), folder / "run") == 0
-    return rows(folder / "run")
+        assert branchwise("annotate", recipe(tmp_path, "", policy=alone), tmp_path / "one") == 0
+    return rows(tmp_path / "one")
 
 
 def questions_at(server: FakeEndpoint) -> set[str]:
@@ -129,7 +127,7 @@ def test_other_stages_use_the_same_servers(tmp_path: Path, three: list[FakeEndpo
         "",
         policy=fleet(*three),
         evaluation={"set": asked, "baselines": ["closed-book"]},
-        difficulty={"rollouts": 2, "easy": 0, "medium": 1, "stages": {"1": {"medium": 1}}},
+        difficulty={"rollouts": 3, "easy": 1, "medium": 2, "stages": {"1": {"medium": 1}}},
     )
     for stage in ("select", "eval"):
         before = [len(server.requests) for server in three]
@@ -168,7 +166,10 @@ def test_doctor_names_every_server_that_fails(
         ({"identity": None}, "base_urls need an identity"),
         ({"base_url": "http://127.0.0.1:1/v1"}, "set one of them"),
         ({"base_urls": ["http://127.0.0.1:1/v1"] * 2}, "names an address twice"),
-        ({"base_urls": ["http://127.0.0.1:1/v1", "ftp://x"]}, "not an HTTP address"),
+        (
+            {"base_urls": ["http://127.0.0.1:1/v1", "ftp://x"]},
+            "is ftp://x: give an http or https address",
+        ),
         ({"replicas": 2}, "policy.replicas has no effect"),
     ],
 )

@@ -87,6 +87,11 @@ async def check(served: VllmServing, canary: Canary, logit: float) -> CanaryResu
         return await canary.check(engine, model(logit))
 
 
+def starts(fake: Path) -> list[dict[str, str]]:
+    words = [row["words"] for row in fake_vllm.kept(fake, "starts")]
+    return [{"port": w[w.index("--port") + 1]} for w in words]
+
+
 def adapters(fake: Path) -> list[tuple[str, str, int]]:
     rows = fake_vllm.kept(fake, "adapters")
     return [(row["verb"], row["lora_name"], row["life"]) for row in rows]
@@ -160,6 +165,22 @@ def test_a_server_that_died_is_restarted_with_the_adapter(
         (lora,) = [word for word in life["words"] if word.startswith(f"branchwise-{digest[:16]}=")]
         assert lora.endswith("/adapter")
     assert adapters(fake)[-1] == ("unload", f"branchwise-{digest[:16]}", 3)
+    runner.run(served.close())
+
+
+def test_every_replica_gets_the_adapter_and_answers_the_canary(
+    fake: Path, runner: asyncio.Runner
+) -> None:
+    served, canary = serving(fake, replicas=2), new_canary()
+    assert runner.run(check(served, canary, 0.5)).error < 1e-5
+    assert len({row["port"] for row in starts(fake)}) == 2
+    assert sorted((verb, life) for verb, _, life in adapters(fake)) == [
+        ("load", 1), ("load", 2), ("unload", 1), ("unload", 2),
+    ]  # fmt: skip
+    assert {row["life"] for row in fake_vllm.kept(fake, "requests")} == {1, 2}
+    (fake / "deaf 2").touch()
+    with pytest.raises(TrainingError, match="still serves the|does not serve the weights"):
+        runner.run(check(served, canary, 1.5))
     runner.run(served.close())
 
 

@@ -7,7 +7,7 @@ in `starts.jsonl` and its requests in `requests.jsonl`. Some prompts control it:
 
 Adapters loaded at run time are recorded in `adapters.jsonl`. An adapter contains one number, the
 logit of the token `SAID`; the other logits are 0. Replies to token ids consist of `SAID` only. If
-there is a file `deaf`, loading an adapter does not change the number.
+there is a file `deaf`, loading an adapter does not change the number; `deaf 2` is that of life 2.
 
 Like vLLM, it has a child process that outlives it. Both keep the pipe `alive` open, if it exists.
 """
@@ -151,7 +151,7 @@ class Answering(BaseHTTPRequestHandler):
 def take(name: str, adapter: Path) -> None:
     """Serves an adapter; the last two bytes of its weights are its number in float16."""
     Answering.models.append(name)
-    if not (Answering.folder / "deaf").exists():
+    if not any((Answering.folder / n).exists() for n in ("deaf", f"deaf {Answering.life}")):
         weights = (adapter / "adapter_model.safetensors").read_bytes()
         (Answering.logit,) = struct.unpack("<e", weights[-2:])
 

@@ -133,8 +133,9 @@ def endpoint_digest(settings: ModelSettings) -> str:
     Raises:
         ConfigError: See `checked_url`.
     """
-    checked_url(settings)
-    decisive = (settings.endpoint_identity, settings.model, *decisive_settings(settings))
+    for at_one in settings.at_each_server:
+        checked_url(at_one)
+    decisive = (settings.endpoint_identity, settings.model, *decisive_settings(at_one))
     return blake2b("\n".join(map(str, decisive)).encode(), digest_size=8).hexdigest()
 
 
