@@ -179,7 +179,7 @@ def test_every_replica_gets_the_adapter_and_answers_the_canary(
     ]  # fmt: skip
     assert {row["life"] for row in fake_vllm.kept(fake, "requests")} == {1, 2}
     (fake / "deaf 2").touch()
-    with pytest.raises(TrainingError, match="still serves the|does not serve the weights"):
+    with pytest.raises(TrainingError, match=r"still serves the|does not serve the weights"):
         runner.run(check(served, canary, 1.5))
     runner.run(served.close())
 
