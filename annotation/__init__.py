@@ -1,7 +1,4 @@
-"""From one question to its preference pairs: judge, rollouts, labels, sibling pairs.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""From one question to its preference pairs: judge, rollouts, labels, sibling pairs."""
 
 import lazy_loader
 

@@ -2,13 +2,13 @@ from .annotator import AnnotatedQuestion as AnnotatedQuestion
 from .annotator import Annotator as Annotator
 from .evaluators import Evaluator as Evaluator
 from .evaluators import JudgeEvaluator as JudgeEvaluator
+from .evaluators import RewardModelEvaluator as RewardModelEvaluator
 from .evaluators import RolloutEvaluator as RolloutEvaluator
 from .evaluators import draw_rollouts as draw_rollouts
 from .evaluators import rollout_rows as rollout_rows
 from .judge import Judge as Judge
 from .judge import judge_prompt_hash as judge_prompt_hash
 from .labelling import Labeller as Labeller
-from .model_scores import RewardModelEvaluator as RewardModelEvaluator
 from .pairs import sibling_pairs as sibling_pairs
 from .records import Provenance as Provenance
 from .settings import PairSettings as PairSettings

@@ -1,18 +1,27 @@
-"""Values of new nodes for the search: a rollout (ReasonRAG eq. 1) or a judge (eq. 6).
+"""Values of new nodes for the search: a rollout (ReasonRAG eq. 1), a judge (eq. 6) or a reward
+model.
 
-Both return a `NodeEvaluation`: the value that the search backs up, and the facts from which labels
+All return a `NodeEvaluation`: the value that the search backs up, and the facts from which labels
 are computed later.
 """
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Protocol
 
 from branchwise.agent import INVALID, Environment, State, Trajectory
 from branchwise.engines import Sampling
-from branchwise.rewards import AnswerScores, NodeEvaluation, RewardScheme, trajectory_digest
+from branchwise.rewards import (
+    AnswerScores,
+    NodeEvaluation,
+    Prompt,
+    RewardModel,
+    RewardScheme,
+    prefix_of,
+    trajectory_digest,
+)
 from branchwise.types import Question, Rollout
 
 from .judge import Judge
@@ -32,14 +41,6 @@ class Evaluator(Protocol):
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         """Values `state`; `path` names the node in the ledger."""
         ...
-
-
-async def rescored(
-    evaluator: Evaluator, outcome: NodeEvaluation, question: Question, state: State, path: str
-) -> NodeEvaluation:
-    """Returns the evaluator's value of a terminal state, with the verdict of its outcome."""
-    evaluation = await evaluator.evaluate(question, state, path)
-    return replace(evaluation, verdict=outcome.verdict)
 
 
 @dataclass(frozen=True)
@@ -138,3 +139,30 @@ class JudgeEvaluator:
         if evaluation.judge_score is None:
             return evaluation
         return replace(evaluation, value=self.scheme.judged(evaluation.judge_score, state))
+
+
+@dataclass(frozen=True)
+class RewardModelEvaluator:
+    """A reward model's score of the step that led to a state, inner or terminal.
+
+    So all values of the search are on one scale. Labels still come from outcomes.
+
+    States are scored one at a time, in another thread: a batch would change the last bits of a
+    step's vector, and the same seed would no longer give the same tree.
+
+    Attributes:
+        prompt: State → messages of the prompt for its next step.
+        terminals: See `Evaluator`; the model scores every step.
+    """
+
+    model: RewardModel
+    prompt: Prompt
+    terminals: bool = True
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
+        step, t = prefix_of(state, self.prompt), state.depth - 1
+        async with self._turn:
+            [score] = await asyncio.to_thread(self.model.score, [step], [t])
+        too_long = "longer than the reward model reads" if score is None else None
+        return NodeEvaluation(score, unscored=too_long)

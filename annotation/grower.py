@@ -1,7 +1,7 @@
 """Grows the tree of one question: connects the search to the environment and an evaluator."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from branchwise.agent import Environment, State, StepResult
 from branchwise.engines import Sampling
@@ -18,7 +18,7 @@ from branchwise.mcts import (
 from branchwise.rewards import NodeEvaluation, RewardScheme, strict_form
 from branchwise.types import Question
 
-from .evaluators import Evaluator, rescored
+from .evaluators import Evaluator
 
 ReportProgress = Callable[[float], None]
 """Called before each iteration with the share of iterations done, in [0, 1]."""
@@ -88,7 +88,8 @@ async def grow(
         if node.terminal:
             evaluation = await scheme.finished(question, node.state, node.path)
             if evaluator is not None and evaluator.terminals:
-                evaluation = await rescored(evaluator, evaluation, question, node.state, node.path)
+                scored = await evaluator.evaluate(question, node.state, node.path)
+                evaluation = replace(scored, verdict=evaluation.verdict)
         elif evaluator is None:
             return None
         else:

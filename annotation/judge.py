@@ -5,12 +5,9 @@ agent's steps, not the passages: an evidence step already contains the text that
 them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 
-from branchwise.agent import State, prompts_digest, without_tags
+from branchwise.agent import State, load_prompts, prompts_digest, without_tags
 from branchwise.base import JudgeError
 from branchwise.engines import (
     CallIdentity,
@@ -68,14 +65,7 @@ class Judge:
 
 def judge_prompt_hash() -> str:
     """Returns the hash of the judge's prompt files."""
-    return prompts_digest(_prompts())
-
-
-@cache
-def _prompts() -> Mapping[str, str]:
-    folder = files(__package__).joinpath("prompts")
-    names = ("judge", "judge-json", "judge-sentence")
-    return {name: folder.joinpath(f"{name}.txt").read_text("utf-8").strip() for name in names}
+    return prompts_digest(load_prompts("prompts", __package__))
 
 
 def _structure(can: Capabilities) -> Structure | None:
@@ -92,7 +82,7 @@ def _structure(can: Capabilities) -> Structure | None:
 def _messages(
     question: Question, state: State, *, structured: bool, responses: bool
 ) -> tuple[Message, ...]:
-    prompts = _prompts()
+    prompts = load_prompts("prompts", __package__)
     form = prompts["judge-json" if structured else "judge-sentence"]
     golds = " | ".join(without_tags(answer) for answer in question.answers) or "(none)"
     # Each step is data: on one line, and unable to close its fence.

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from branchwise.agent import State
-from branchwise.rewards import RewardModel, RewardScheme, guessable
+from branchwise.rewards import Prompt, RewardModel, RewardScheme, guessable, prefix_of
 from branchwise.types import Pair, Question, TreeNode
 
-from .model_scores import node_scores
 from .pairs import sibling_pairs
-from .records import Prompt, Provenance, pair_row, with_labels
+from .records import Provenance, pair_row, with_labels
 from .settings import PairSettings
 
 
@@ -56,3 +55,21 @@ class Labeller:
             for pair in siblings
         ]
         return with_labels(rows, labels), pairs, dropped
+
+
+def node_scores(
+    model: RewardModel, nodes: Sequence[TreeNode], states: Sequence[State], prompt: Prompt
+) -> list[float | None]:
+    """Returns a model's score of the step that led to each node; None for the root.
+
+    Args:
+        nodes: One tree, in order of `node_id`.
+        states: States of the nodes, in the same order.
+        prompt: State → messages of the prompt for its next step.
+    """
+    below_root = [(node, state) for node, state in zip(nodes, states, strict=True) if state.steps]
+    steps = [prefix_of(state, prompt) for _, state in below_root]
+    scores = iter(
+        model.score(steps, [node.depth - 1 for node, _ in below_root]) if below_root else ()
+    )
+    return [next(scores) if state.steps else None for state in states]

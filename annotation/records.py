@@ -1,6 +1,6 @@
 """Trees and pairs as records, without their rewards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -14,9 +14,6 @@ from branchwise.types import Message, Pair, PassageRef, Question, TreeNode, pair
 
 from .grower import GrownTree
 from .pairs import SiblingPair
-
-Prompt = Callable[[State], Sequence[Message]]
-"""State → messages of the prompt for its next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +53,10 @@ def tree_rows(question: Question, grown: GrownTree, provenance: Provenance) -> l
 
 
 def _tree_row(
-    question: Question,
-    grown: GrownTree,
-    node: Node[State],
-    identity: str,
-    provenance: Provenance,
+    question: Question, grown: GrownTree, node: Node[State], identity: str, provenance: Provenance
 ) -> TreeNode:
     step = node.state.steps[-1] if node.state.steps else None
+    shown = step.passages if step else node.state.given or ()
     evaluation = grown.evaluations.get(node.id, NodeEvaluation(None))
     completion = grown.moves[node.path].completion if step else None
     usage = completion.usage if completion else Usage()
@@ -81,7 +75,7 @@ def _tree_row(
         action=step.action.kind if step else "",
         text=step.text if step else "",
         content=step.action.content if step else "",
-        passages=_references(node.state),
+        passages=tuple(PassageRef(id=p.id, title=p.title, score=p.score) for p in shown),
         terminal=node.terminal,
         forced=node.state.forced,
         cut=bool(step and step.cut),
@@ -103,11 +97,6 @@ def _tree_row(
         prompt_hash=provenance.prompt_hash,
         policy_digest=provenance.policy_digest,
     )
-
-
-def _references(state: State) -> tuple[PassageRef, ...]:
-    shown = state.steps[-1].passages if state.steps else state.given or ()
-    return tuple(PassageRef(id=p.id, title=p.title, score=p.score) for p in shown)
 
 
 def with_labels(rows: Sequence[TreeNode], labels: Sequence[Label]) -> list[TreeNode]:

@@ -26,10 +26,7 @@ from branchwise.engines.settings import JudgeSettings
 from branchwise.retrieval.index import open_retriever
 from branchwise.retrieval.interface import Retriever
 from branchwise.rewards.answers import f1, normalise
-from branchwise.runs.factories import (
-    engine_for,
-    open_data,
-)
+from branchwise.runs.factories import engine_for, open_data
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.types import Question, RetrievedPassage

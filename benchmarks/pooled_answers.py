@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from branchwise.analysis.comparison import Scored
+from branchwise.base import known_mean
 from branchwise.base.errors import ConfigError
 from branchwise.base.sheet import NONE, Sheet, percent
 from branchwise.pipelines.study.stage import STUDIES
@@ -24,7 +25,6 @@ from branchwise.studies.study_tables import (
     ANSWER_HEAD,
     claim_sheet,
     findings,
-    known_mean,
     minimum_detectable_effect,
 )
 from branchwise.types import FailedPrediction

@@ -120,6 +120,7 @@ def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
             serving = Open(engine_for(recipe.policy, recipe.limits))
             source = Counted(
                 prepared,
+                recipe,
                 data.questions,
                 (),
                 ledger,

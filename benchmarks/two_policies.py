@@ -15,13 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from branchwise.analysis.significance import (
-    Interval,
-    crossed_bootstrap,
-    permutation_p,
-    relative_saving,
-)
+from branchwise.analysis.significance import Interval, crossed_bootstrap
 from branchwise.storage.parts import read_parts
+from branchwise.studies.significance import permutation_p, relative_saving
 
 Rows = Mapping[tuple[str, str], Mapping[str, Any]]
 """Predictions by source and question."""

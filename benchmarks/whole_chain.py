@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from branchwise.storage.views import run_sql
+from branchwise.storage.views import connect, query
 
 RUN = Path("datasets/benchmark")
 MODELS = Path("models/benchmark")
@@ -45,10 +45,12 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 def describe_pairs() -> None:
     """Prints statistics of the run's pairs."""
-    ((differing, paired, questions),) = run_sql(RUN, PAIRS).rows
+    with connect(RUN) as connection:
+        ((differing, paired, questions),) = next(query(connection, RUN, PAIRS)).rows
+        by_depth = next(query(connection, RUN, BY_DEPTH)).rows
     print(f"pairs whose contents and labels differ: {differing}")
     print(f"questions with a pair: {paired} of {questions}")
-    for depth, chosen, rejected, count in run_sql(RUN, BY_DEPTH).rows:
+    for depth, chosen, rejected, count in by_depth:
         print(f"  depth {depth}: {chosen} over {rejected}: {count}")
 
 

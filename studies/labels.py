@@ -15,13 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from branchwise.analysis import (
-    Fresh,
-    SurvivalRow,
-    fresh_value,
-    sample_pairs,
-    survival_table,
-)
+from branchwise.analysis import Fresh, SurvivalRow, fresh_value, sample_pairs, survival_table
 from branchwise.annotation import PairSettings
 from branchwise.base import NONE, ConfigError, Sheet, number, percent
 from branchwise.rewards import Estimator, Label, Spre, SpreSettings, label_tree

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from branchwise.base import Sheet, number, percent
+from branchwise.base import Sheet, known_mean, number, percent
 from branchwise.runs import StudyRunner, svg
 from branchwise.training import read_metrics
 from branchwise.types import Prediction
 
 from .arms import Arm, EvaluatedArm, evaluate_arms, make_start
-from .study_tables import Claim, known_mean, write_report
+from .study_tables import Claim, write_report
 
 TEST = {"evaluation.split": "test", "evaluation.limit": 600}
 THIRDS = ("first", "middle", "last")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from branchwise.analysis import Scored
-from branchwise.base import Sheet, percent
+from branchwise.base import Sheet, known_mean, percent
 from branchwise.runs import (
     Recipe,
     Study,
@@ -23,7 +23,6 @@ from branchwise.runs import (
 )
 
 from .arms import predictions_of
-from .study_tables import known_mean
 
 NAME = "reading-curve"
 QUESTIONS = (0, 1300, 5200)

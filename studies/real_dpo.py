@@ -14,13 +14,7 @@ from dataclasses import replace
 from branchwise.runs import Study, StudyRunner
 
 from . import atlas_dpo
-from .arms import (
-    Arm,
-    EvaluatedArm,
-    evaluate_arms,
-    make_start,
-    predictions_of,
-)
+from .arms import Arm, EvaluatedArm, evaluate_arms, make_start, predictions_of
 from .atlas_dpo import CLAIMS, arms
 from .study_tables import Stratum, write_report
 

@@ -14,6 +14,7 @@ split.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from branchwise.base import known_mean
 from branchwise.runs import (
     Study,
     StudyRunner,
@@ -26,7 +27,7 @@ from branchwise.runs import (
 from .arms import START, Arm, EvaluatedArm, evaluate_arms, train_arm
 from .fresh_rollouts import draw_fresh_rollouts
 from .real_dpo import DPO
-from .study_tables import Claim, Stratum, known_mean, write_report
+from .study_tables import Claim, Stratum, write_report
 
 DEV = {"evaluation.split": "dev", "evaluation.limit": 400}
 FRESH = 4

@@ -6,16 +6,17 @@ Written as Markdown, CSV and a plot into `study/` of the run folder, and printed
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, stdev
 
 import numpy as np
 
-from branchwise.analysis import Interval, Scored, crossed_bootstrap, holm, interval, permutation_p
-from branchwise.base import NONE, Sheet, atomic_write_text, number, percent
+from branchwise.analysis import Interval, Scored, crossed_bootstrap, interval
+from branchwise.base import NONE, Sheet, atomic_write_text, known_mean, number, percent
 from branchwise.runs import StudyRunner, svg, write_sheets
 from branchwise.types import Prediction, QuestionKey
 
 from .arms import EvaluatedArm, mean_of
+from .significance import holm, permutation_p
 
 ANSWER_HEAD = ("arm", "seed", "source", "question", "em", "f1")
 PAPER = "paper (other models and data)"
@@ -272,12 +273,6 @@ def _training_cells(result: EvaluatedArm) -> tuple[str, ...]:
         number(learned("movement", "margin"), 3),
         number(learned("movement", "accuracy"), 2),
     )
-
-
-def known_mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the values that are not None; None without one."""
-    known_values = [value for value in values if value is not None]
-    return fmean(known_values) if known_values else None
 
 
 def interval_scope(intervals: Iterable[Interval]) -> str:

@@ -29,7 +29,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 
-from branchwise.base import Sheet
+from branchwise.base import Sheet, known_mean
 from branchwise.runs import (
     Study,
     StudyRunner,
@@ -42,7 +42,7 @@ from branchwise.runs import (
 from branchwise.training import read_metrics
 
 from .arms import START, Arm, EvaluatedArm, run_arm, tree_totals
-from .study_tables import Claim, known_mean, write_report
+from .study_tables import Claim, write_report
 
 NAME = "supervision"
 TEST = {"seed": 0, "evaluation.split": "test", "evaluation.limit": 600}

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from branchwise.base import Sheet, number, percent
+from branchwise.base import Sheet, known_mean, number, percent
 from branchwise.runs import Study, StudyRunner, with_sibling_run, write_sheets
 from branchwise.storage import Totals
 from branchwise.training import read_metrics
 
 from .arms import START, Arm, EvaluatedArm, run_arm, tree_totals
-from .study_tables import known_mean
 from .supervision import (
     ON_ROLLOUTS,
     ON_TREES,

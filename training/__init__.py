@@ -1,7 +1,4 @@
-"""The trainers: warm start, SFT, preference, reward model and GRPO.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""The trainers: warm start, SFT, preference, reward model and GRPO."""
 
 import lazy_loader
 

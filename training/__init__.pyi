@@ -28,7 +28,6 @@ from .reward_model.train import NothingToLearn as NothingToLearn
 from .reward_model.train import RewardTrainingData as RewardTrainingData
 from .reward_model.train import train_reward_model as train_reward_model
 from .settings import ExampleSettings as ExampleSettings
-from .settings import GrpoSettings as GrpoSettings
 from .settings import GrpoStage as GrpoStage
 from .settings import OutcomeRlSettings as OutcomeRlSettings
 from .settings import RewardModelSettings as RewardModelSettings

@@ -10,12 +10,7 @@ from typing import Any
 
 from branchwise.base import ConfigError, to_uint32
 
-from .settings import (
-    ExampleSettings,
-    LoraSettings,
-    TrainingKind,
-    TrainingSettings,
-)
+from .settings import ExampleSettings, LoraSettings, TrainingKind, TrainingSettings
 
 # Names of glibc's `mallopt` settings (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

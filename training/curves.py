@@ -8,7 +8,6 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from branchwise.base import (
@@ -18,6 +17,7 @@ from branchwise.base import (
     StorageError,
     TrainingError,
     as_object,
+    known_mean,
     parse_json,
     read_inside,
 )
@@ -175,19 +175,18 @@ def movement_of(model: Path) -> PolicyShift | None:
     if not lines:
         return None
     end = max(_LEAST_STEPS, round(len(lines) * SHARE))
+
+    def mean(part: list[dict[str, Any]], name: str) -> float | None:
+        return known_mean(line.get(name) for line in part)
+
     first, last = lines[:end], lines[-end:]
     return PolicyShift(
         steps=int(lines[-1]["step"]),
-        first_loss=_mean(first, "loss"),
-        loss=_mean(last, "loss"),
-        kl=_mean(last, "kl"),
-        margin=_mean(last, "margin"),
-        accuracy=_mean(last, "accuracy"),
-        first_reward=_mean(first, "reward"),
-        reward=_mean(last, "reward"),
+        first_loss=mean(first, "loss"),
+        loss=mean(last, "loss"),
+        kl=mean(last, "kl"),
+        margin=mean(last, "margin"),
+        accuracy=mean(last, "accuracy"),
+        first_reward=mean(first, "reward"),
+        reward=mean(last, "reward"),
     )
-
-
-def _mean(lines: list[dict[str, Any]], name: str) -> float | None:
-    values = [float(line[name]) for line in lines if line.get(name) is not None]
-    return fmean(values) if values else None

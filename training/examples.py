@@ -62,9 +62,7 @@ def chosen_steps(pairs: Iterable[Pair]) -> list[StepExample]:
 
 
 def right_trajectories(
-    nodes: Sequence[TreeNode],
-    states: Sequence[State],
-    prompt: Callable[[State], Sequence[Message]],
+    nodes: Sequence[TreeNode], states: Sequence[State], prompt: Callable[[State], Sequence[Message]]
 ) -> list[StepExample]:
     """Returns every valid and complete step on the way to a complete leaf whose F1 is 1, once.
 

@@ -1,7 +1,4 @@
-"""Protocols (prompts, tags, parsing, stages) and the environment that runs their steps.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""Protocols (prompts, tags, parsing, stages) and the environment that runs their steps."""
 
 import lazy_loader
 

@@ -5,6 +5,7 @@ from .environment import StepResult as StepResult
 from .environment import Trajectory as Trajectory
 from .environment import require_token_ids as require_token_ids
 from .evo_rag import live_searches as live_searches
+from .prompts import load_prompts as load_prompts
 from .prompts import prompts_digest as prompts_digest
 from .protocol import PROTOCOLS as PROTOCOLS
 from .protocol import AgentProtocol as AgentProtocol

@@ -1,7 +1,4 @@
-"""Statistics of rows: intervals, power, survival of labels, diagnosis, tables.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""Statistics of rows: intervals, power, survival of labels, diagnosis, tables."""
 
 import lazy_loader
 

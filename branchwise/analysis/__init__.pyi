@@ -11,9 +11,9 @@ from .difficulty import difficulty_of as difficulty_of
 from .difficulty import draw_stages as draw_stages
 from .significance import Interval as Interval
 from .significance import crossed_bootstrap as crossed_bootstrap
-from .significance import holm as holm
-from .significance import permutation_p as permutation_p
-from .significance import relative_saving as relative_saving
+from .significance import crossed_means as crossed_means
+from .significance import paired_difference as paired_difference
+from .significance import percentile_interval as percentile_interval
 from .significance import wilson as wilson
 from .suppression import ASSUMED_OVERLAP as ASSUMED_OVERLAP
 from .suppression import COMPARISONS as COMPARISONS

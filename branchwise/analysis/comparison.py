@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 
+from branchwise.base import known_mean
 from branchwise.types import FailedPrediction, Prediction
 
 from .significance import Interval, crossed_bootstrap
@@ -183,8 +183,8 @@ def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: b
         failed=len(scored) - len(answered),
         answerable=len(scored) - unanswerable,
         means={
-            **{name: _mean(numbers) for name, numbers in values.items()},
-            "invalid": _mean([not p.format_ok for p in answered]),
+            **{name: known_mean(numbers) for name, numbers in values.items()},
+            "invalid": known_mean(not p.format_ok for p in answered),
             "refusal_precision": rightly / len(refused) if unanswerable and refused else None,
             "refusal_recall": rightly / unanswerable if unanswerable else None,
         },
@@ -195,10 +195,6 @@ def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: b
 
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def _intervals(

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from branchwise.base import to_uint32
+from branchwise.base import known_mean, to_uint32
 from branchwise.types import FreshRollouts, Pair, Rollout
 
 from .significance import wilson
@@ -34,8 +34,7 @@ Bounds = tuple[float, float]
 
 def fresh_value(rolled: FreshRollouts, answers: Sequence[str], worth: Worth) -> float | None:
     """Returns the mean value of the fresh rollouts that count; None if none does."""
-    counted = [value for r in rolled.rollouts if (value := worth(r, answers)) is not None]
-    return fmean(counted) if counted else None
+    return known_mean(worth(rollout, answers) for rollout in rolled.rollouts)
 
 
 def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
@@ -141,10 +140,7 @@ FACETS: Mapping[str, Facet] = {
 
 
 def survival_table(
-    pairs: Sequence[Pair],
-    fresh: Fresh,
-    worth: Worth,
-    facet: str | Facet | None = None,
+    pairs: Sequence[Pair], fresh: Fresh, worth: Worth, facet: str | Facet | None = None
 ) -> list[SurvivalRow]:
     """Returns the survival of the pairs that were rolled out, one row per group.
 

@@ -1,7 +1,4 @@
-"""What every room uses: errors, settings, files, locks, HTTP, escaping.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""What every room uses: errors, settings, files, locks, HTTP, escaping."""
 
 import lazy_loader
 

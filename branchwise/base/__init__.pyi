@@ -27,9 +27,6 @@ from .lock import RunLock as RunLock
 from .lock import lock_path as lock_path
 from .memory import format_memory_error as format_memory_error
 from .memory import out_of_memory_message as out_of_memory_message
-from .named_block import NamedBlock as NamedBlock
-from .named_block import named_block as named_block
-from .named_block import shared_settings as shared_settings
 from .plain_json import as_object as as_object
 from .plain_json import dump_json as dump_json
 from .plain_json import kind_in_words as kind_in_words
@@ -50,9 +47,12 @@ from .secret_names import looks_like_key as looks_like_key
 from .secret_names import names_secret as names_secret
 from .secret_names import redacted_command as redacted_command
 from .secret_names import redacted_setting as redacted_setting
+from .settings import NamedBlock as NamedBlock
 from .settings import ServerIdentity as ServerIdentity
 from .settings import Settings as Settings
 from .settings import describe_errors as describe_errors
+from .settings import named_block as named_block
+from .settings import shared_settings as shared_settings
 from .sheet import NONE as NONE
 from .sheet import Sheet as Sheet
 from .sheet import markdown_cell as markdown_cell
@@ -80,6 +80,7 @@ from .text import digest_of as digest_of
 from .text import digest_of_many as digest_of_many
 from .text import fits_int64 as fits_int64
 from .text import holds_phrase as holds_phrase
+from .text import known_mean as known_mean
 from .text import map_texts as map_texts
 from .text import number_of as number_of
 from .text import replace_surrogates as replace_surrogates

@@ -1,6 +1,6 @@
 """Implementations by name: Branchwise's own, and those that plug-ins register."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import packages_distributions, version
@@ -53,6 +53,10 @@ class Registry(Mapping[str, T], Generic[T]):
         self._entries[name] = entry
         self._origins[name] = origin
         return entry
+
+    def named(self, name: str) -> Callable[[T], T]:
+        """Returns a decorator that registers a function or class (see `add`)."""
+        return lambda entry: self.add(name, entry, entry.__module__)
 
     def origin(self, name: str) -> str | None:
         """Returns the distribution and version that registered a name; None for our own."""

@@ -1,10 +1,11 @@
-"""Texts and integers that every format can hold; forms of a text for comparison; hashes."""
+"""Texts and numbers: values that every format can hold, forms for comparison, hashes, means."""
 
 import difflib
 import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
+from statistics import fmean
 from typing import Any
 
 Log = Callable[[str], None]
@@ -107,6 +108,12 @@ def to_uint32(seed: int) -> int:
 def share_of(text: str) -> float:
     """Returns a hash of a text as a number in [0, 1), for example to hold out questions."""
     return number_of(text) / 2**64
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are not None; None without one."""
+    known_values = [value for value in values if value is not None]
+    return fmean(known_values) if known_values else None
 
 
 def holds_phrase(text: str, phrase: str) -> bool:

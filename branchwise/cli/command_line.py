@@ -262,16 +262,11 @@ def next_stages(
         names = [planned[planned.index(stage) + 1]]
     config_word = shlex.quote(str(config)) if config and stage != "annotate" else None
     run_word = shlex.quote(str(run)) if stage != "warm-start" else None
+    command, forms = "branchwise", (" --config {}", " --run {}", " --label {}")
     if checkout():
-        command = "make"
-        words = f" CONFIG={config_word}" if config_word else ""
-        words += f" RUN={run_word}" if run_word else ""
-        words += f' ARGS="--label {label}"' if label else ""
-    else:
-        command = "branchwise"
-        words = f" --config {config_word}" if config_word else ""
-        words += f" --run {run_word}" if run_word else ""
-        words += f" --label {label}" if label else ""
+        command, forms = "make", (" CONFIG={}", " RUN={}", ' ARGS="--label {}"')
+    values = zip(forms, (config_word, run_word, label), strict=True)
+    words = "".join(form.format(value) for form, value in values if value)
     return "next: " + ", or ".join(f"{command} {name}{words}" for name in names)
 
 

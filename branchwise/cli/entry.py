@@ -33,7 +33,3 @@ def raise_on_interrupt() -> None:
 def _exit(signum: int, frame: object) -> None:
     # An exception could be lost or replaced by another one in the imports that it interrupts.
     os._exit(130)
-
-
-if __name__ == "__main__":
-    main()

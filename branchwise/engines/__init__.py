@@ -1,7 +1,4 @@
-"""Models behind one sampling interface: endpoints, the embedded engine, vLLM servers.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""Models behind one sampling interface: endpoints, the embedded engine, vLLM servers."""
 
 import lazy_loader
 

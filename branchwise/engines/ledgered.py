@@ -34,7 +34,27 @@ BeforeCall = Callable[[], None]
 """Called before every new call; raises `BudgetExceeded` if no more are allowed."""
 
 
-class LedgeredEngine:
+class _EngineAround:
+    """Passes on what another engine is and can do, and opens and closes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.model = engine.model
+        self.digest = engine.digest
+        self._engine = engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._engine.capabilities
+
+    async def __aenter__(self) -> Self:
+        await self._engine.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._engine.__aexit__(*exception)
+
+
+class LedgeredEngine(_EngineAround):
     """An `Engine` that replays stored replies from the ledger.
 
     Each draw has its own key (`engines.sampling.call_key`), so two draws of one prompt never
@@ -50,17 +70,11 @@ class LedgeredEngine:
         price: Price | None = None,
         before_call: BeforeCall | None = None,
     ) -> None:
-        self.model = engine.model
-        self.digest = engine.digest
-        self._engine = engine
+        super().__init__(engine)
         self._ledger = ledger
         self._price = price
         self._before_call = before_call
         self._under_way: dict[str, asyncio.Task[Completion]] = {}
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._engine.capabilities
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion, and stores it before returning it.
@@ -154,16 +168,12 @@ class LedgeredEngine:
         """Returns the cost in US dollars; a reply that was read again cost nothing this time."""
         return cost_usd(completion.usage, self._price) if completion.attempts else 0.0
 
-    async def __aenter__(self) -> Self:
-        await self._engine.__aenter__()
-        return self
-
     async def __aexit__(self, *exception: object) -> None:
         try:
             if self._under_way:
                 await asyncio.wait(self._under_way.values())
         finally:
-            await self._engine.__aexit__(*exception)
+            await super().__aexit__(*exception)
 
 
 _EMPTY = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
@@ -222,30 +232,19 @@ class NoCallEngine:
         pass
 
 
-@dataclass(frozen=True)
-class RereadingEngine:
-    """Wraps an engine: a call that the earlier run made is read again instead of being repeated.
+class RereadingEngine(_EngineAround):
+    """Wraps an engine: a call that the earlier run made is read again instead of being repeated."""
 
-    Attributes:
-        earlier: Open ledger of the earlier run.
-        earlier_digest: Digest under which it has the model's calls.
-    """
+    def __init__(self, engine: Engine, earlier: Ledger, earlier_digest: str) -> None:
+        """Wraps `engine`.
 
-    engine: Engine
-    earlier: Ledger
-    earlier_digest: str
-
-    @property
-    def model(self) -> str:
-        return self.engine.model
-
-    @property
-    def digest(self) -> str:
-        return self.engine.digest
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.engine.capabilities
+        Args:
+            earlier: Open ledger of the earlier run.
+            earlier_digest: Digest under which it has the model's calls.
+        """
+        super().__init__(engine)
+        self._earlier = earlier
+        self._earlier_digest = earlier_digest
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Returns the stored reply, read again; draws one if the earlier run made no such call.
@@ -254,19 +253,12 @@ class RereadingEngine:
             EndpointError: If a new call failed.
             StorageError: If a stored call is damaged.
         """
-        key = call_key(request, self.earlier_digest)
-        call = self.earlier.get_for_question(request.identity.question_id, key)
+        key = call_key(request, self._earlier_digest)
+        call = self._earlier.get_for_question(request.identity.question_id, key)
         if call is None:
-            return await self.engine.sample(request)
+            return await self._engine.sample(request)
         stored = completion_of(call)
         if request.tokens or request.prefix:  # such replies are not told from reasoning
             return replace(stored, attempts=0)
-        rule: ReasoningRule = getattr(self.engine, "reasoning_rule", "drop")
+        rule: ReasoningRule = getattr(self._engine, "reasoning_rule", "drop")
         return read_again(stored, rule)
-
-    async def __aenter__(self) -> Self:
-        await self.engine.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.engine.__aexit__(*exception)

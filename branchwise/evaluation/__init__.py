@@ -1,7 +1,4 @@
-"""Baselines, answers to a question set, and their scores.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""Baselines, answers to a question set, and their scores."""
 
 import lazy_loader
 

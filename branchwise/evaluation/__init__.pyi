@@ -4,12 +4,12 @@ from .answer_judge import answer_judge_hash as answer_judge_hash
 from .answering import Answerer as Answerer
 from .answering import Begin as Begin
 from .answering import Evaluated as Evaluated
+from .answering import PolicyUnderTest as PolicyUnderTest
 from .answering import fitting_questions as fitting_questions
 from .baselines import BASELINES as BASELINES
 from .baselines import Baseline as Baseline
 from .baselines import Material as Material
 from .baselines import register_baseline as register_baseline
-from .policy_under_test import PolicyUnderTest as PolicyUnderTest
 from .prediction_scoring import score_failure as score_failure
 from .prediction_scoring import score_trajectory as score_trajectory
 from .settings import EvaluatedPolicy as EvaluatedPolicy

@@ -6,11 +6,9 @@ of the prompts is ours.
 """
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Literal
 
-from branchwise.agent import prompts_digest, without_tags
+from branchwise.agent import load_prompts, prompts_digest, without_tags
 from branchwise.engines import CallIdentity, Engine, JudgeSettings
 from branchwise.rewards import ask_for_word
 from branchwise.types import Message, Question
@@ -44,7 +42,7 @@ class AnswerJudge:
         return await ask_for_word(
             self.engine,
             self.settings,
-            (Message("system", _prompt(f"judge-{self.prompt}")), Message("user", "\n".join(lines))),
+            (Message("system", _prompt(self.prompt)), Message("user", "\n".join(lines))),
             CallIdentity(
                 "judge",
                 question.id,
@@ -58,9 +56,8 @@ class AnswerJudge:
 
 def answer_judge_hash(prompt: JudgePrompt) -> str:
     """Returns the hash of a prompt file."""
-    return prompts_digest({prompt: _prompt(f"judge-{prompt}")})
+    return prompts_digest({prompt: _prompt(prompt)})
 
 
-@cache
-def _prompt(name: str) -> str:
-    return files(__package__).joinpath(f"prompts/{name}.txt").read_text("utf-8").strip()
+def _prompt(prompt: JudgePrompt) -> str:
+    return load_prompts("prompts", __package__)[f"judge-{prompt}"]

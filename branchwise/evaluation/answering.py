@@ -3,16 +3,40 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from branchwise.agent import AgentProtocol, Environment, State
+from branchwise.agent import AgentProtocol, AgentSettings, Environment, State, protocol_of
 from branchwise.base import BranchwiseError
-from branchwise.engines import Sampling
+from branchwise.engines import ModelSettings, Sampling
 from branchwise.types import FailedPrediction, Failure, Prediction, Question
 
 from .prediction_scoring import score_failure, score_trajectory
 
 Begin = Callable[[Question], Awaitable[State]]
 """The state that a question's trajectory starts from; may search."""
+
+
+@dataclass(frozen=True)
+class PolicyUnderTest:
+    """A policy that answers questions: of an evaluation, of a rating, or for a baseline.
+
+    Attributes:
+        temperature: Sampling temperature, instead of the model's own; 0 is greedy.
+    """
+
+    model: ModelSettings
+    agent: AgentSettings
+    temperature: float
+
+    @cached_property
+    def protocol(self) -> AgentProtocol:
+        """The protocol of `agent`."""
+        return protocol_of(self.agent)
+
+    @property
+    def sampling(self) -> Sampling:
+        """Sampling settings of its answers."""
+        return Sampling.of(self.model, self.temperature)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,7 @@ def register_baseline(name: str) -> Callable[[Answers], Answers]:
     Args:
         name: Name in `evaluation.baselines` and in tables.
     """
-
-    def register(baseline: Answers) -> Answers:
-        return BASELINES.add(name, baseline, baseline.__module__)
-
-    return register
+    return BASELINES.named(name)
 
 
 @dataclass(frozen=True)

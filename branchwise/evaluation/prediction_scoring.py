@@ -25,11 +25,7 @@ from branchwise.types import FailedPrediction, Prediction, Question
 
 
 def score_trajectory(
-    question: Question,
-    trajectory: Trajectory,
-    environment: Environment,
-    *,
-    policy: str,
+    question: Question, trajectory: Trajectory, environment: Environment, *, policy: str
 ) -> Prediction:
     """Returns every metric of one policy's trajectory on one question.
 

@@ -1,7 +1,4 @@
-"""Models in torch: shared-prompt attention and embeddings of steps.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""Models in torch: shared-prompt attention and embeddings of steps."""
 
 import lazy_loader
 

@@ -1,7 +1,4 @@
-"""A run as one HTML page, and trees and pairs in the terminal.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""A run as one HTML page, and trees and pairs in the terminal."""
 
 import lazy_loader
 

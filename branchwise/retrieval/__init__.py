@@ -1,7 +1,4 @@
-"""The index: BM25, dense, fusion; a search server and its client.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""The index: BM25, dense, fusion; a search server and its client."""
 
 import lazy_loader
 

@@ -1,7 +1,6 @@
 from .encoder import QuerySimilarity as QuerySimilarity
 from .encoder import require_dense_extra as require_dense_extra
 from .http_retriever import HttpRetriever as HttpRetriever
-from .index import RETRIEVAL_BLOCK as RETRIEVAL_BLOCK
 from .index import RETRIEVERS as RETRIEVERS
 from .index import RetrievalBlock as RetrievalBlock
 from .index import open_retriever as open_retriever

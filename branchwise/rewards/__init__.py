@@ -1,7 +1,4 @@
-"""What a step or an answer is worth: metrics, reward schemes, judges, reward model.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""What a step or an answer is worth: metrics, reward schemes, judges, reward model."""
 
 import lazy_loader
 

@@ -6,8 +6,6 @@ from .answers import normalise as normalise
 from .answers import strict_form as strict_form
 from .answers import supporting_recall as supporting_recall
 from .answers import token_overlap as token_overlap
-from .arena import ArenaRewards as ArenaRewards
-from .eval_rar import EvalRarRewards as EvalRarRewards
 from .evo_rag.returns import RETURN as RETURN
 from .evo_rag.schedule import Weights as Weights
 from .evo_rag.schedule import weights as weights
@@ -15,14 +13,13 @@ from .evo_rag.scheme import query_similarity as query_similarity
 from .evo_rag.steps import EpisodeRewards as EpisodeRewards
 from .evo_rag.steps import Gold as Gold
 from .evo_rag.steps import Similarity as Similarity
-from .labels import Label as Label
-from .labels import gap as gap
-from .labels import is_wide_enough as is_wide_enough
 from .one_word import ask_for_word as ask_for_word
 from .outcome import AnswerScores as AnswerScores
+from .outcome import Label as Label
 from .outcome import Outcome as Outcome
 from .outcome import Verdicts as Verdicts
-from .r1_searcher import R1SearcherRewards as R1SearcherRewards
+from .outcome import gap as gap
+from .outcome import is_wide_enough as is_wide_enough
 from .reward_model.heads import TOTAL as TOTAL
 from .reward_model.heads import Array as Array
 from .reward_model.heads import Heads as Heads

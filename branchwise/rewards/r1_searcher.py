@@ -62,10 +62,7 @@ class R1SearcherSettings(SchemeSettings):
 
 
 def r1_searcher_outcome(
-    segments: Sequence[Segment],
-    question: str,
-    golds: Sequence[str],
-    settings: R1SearcherSettings,
+    segments: Sequence[Segment], question: str, golds: Sequence[str], settings: R1SearcherSettings
 ) -> tuple[Outcome, Verdicts]:
     """Computes the reward of one rollout, and the verdicts of the rules on it.
 

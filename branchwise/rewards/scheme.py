@@ -8,24 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from branchwise.agent import AgentProtocol, AgentSettings, State
-from branchwise.base import Registry
+from branchwise.base import Registry, known_mean
 from branchwise.engines import Engine, JudgeSettings
 from branchwise.mcts import SearchSettings, TreeSettings
 from branchwise.types import NO_PARENT, Component, Question, Rollout, TreeNode
 
-from .labels import Label
-from .outcome import Outcome, Verdicts
+from .outcome import Label, Outcome, Verdicts
 from .settings import SchemeSettings
-
-
-class PairFacts(Protocol):
-    """The part of `pairs:` that schemes read."""
-
-    @property
-    def invalid(self) -> str: ...
 
 
 class RecipeFacts(Protocol):
@@ -36,9 +28,7 @@ class RecipeFacts(Protocol):
     mcts: SearchSettings
     rewards: SchemeSettings
     verifier: JudgeSettings | None
-
-    @property
-    def pairs(self) -> PairFacts: ...
+    pairs: Any  # `annotation.PairSettings`, of a higher room
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +177,10 @@ def _label(node: TreeNode, outcomes: Sequence[Outcome]) -> Label:
         return Label(None, len(totals))
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.components)
     components = tuple(
-        Component(name=name, value=_mean([o.components.get(name) for o in outcomes]))
+        Component(name=name, value=known_mean(o.components.get(name) for o in outcomes))
         for name in names
     )
     return Label(fmean(totals), len(totals), components)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None
 
 
 S = TypeVar("S", bound=RewardScheme)

@@ -30,8 +30,7 @@ from branchwise.mcts import TreeSettings
 from branchwise.types import NO_PARENT, Component, Question, Rollout, TreeNode
 
 from .answers import f1, strict_form
-from .labels import Label
-from .outcome import Outcome
+from .outcome import Label, Outcome
 from .scheme import RewardScheme, register_reward
 from .settings import Estimator, SpreSettings
 
@@ -75,10 +74,7 @@ def is_counted(forced: bool, settings: SpreSettings) -> bool:
 
 
 def label_tree(
-    nodes: Sequence[TreeNode],
-    answers: Sequence[str],
-    settings: SpreSettings,
-    estimator: Estimator,
+    nodes: Sequence[TreeNode], answers: Sequence[str], settings: SpreSettings, estimator: Estimator
 ) -> list[Label]:
     """Labels every node of one tree.
 

@@ -5,10 +5,7 @@ no. It sees the question and the passages that no BACKTRACK took away, never the
 may rightly refuse an answerable question whose answer it did not find.
 """
 
-from functools import cache
-from importlib.resources import files
-
-from branchwise.agent import State, fenced, live_searches, prompts_digest
+from branchwise.agent import State, fenced, live_searches, load_prompts, prompts_digest
 from branchwise.engines import CallIdentity, Engine, JudgeSettings
 from branchwise.types import Message, Question
 
@@ -32,7 +29,10 @@ async def judge_evidence(
     shown = {p.id: p for live in live_searches(state.steps) for p in live.passages}
     passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
     text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
-    messages = (Message("system", _prompt()), Message("user", text))
+    messages = (
+        Message("system", load_prompts("prompts", __package__)["verifier"]),
+        Message("user", text),
+    )
     prompt_hash = verifier_prompt_hash()
     identity = CallIdentity("verifier", question.id, f"verifier/{path}", 0, prompt_hash, seed)
     return await ask_for_word(engine, settings, messages, identity)
@@ -40,9 +40,4 @@ async def judge_evidence(
 
 def verifier_prompt_hash() -> str:
     """Returns the hash of the verifier's prompt."""
-    return prompts_digest({"verifier": _prompt()})
-
-
-@cache
-def _prompt() -> str:
-    return files(__package__).joinpath("prompts/verifier.txt").read_text("utf-8").strip()
+    return prompts_digest(load_prompts("prompts", __package__))

@@ -1,7 +1,4 @@
-"""Question sets and corpora, and the readers of their files.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""Question sets and corpora, and the readers of their files."""
 
 import lazy_loader
 

@@ -1,4 +1,3 @@
-from .documents import DOCUMENT_READERS as DOCUMENT_READERS
 from .documents import register_document_reader as register_document_reader
 from .files import existing as existing
 from .files import read_rows as read_rows
@@ -8,16 +7,13 @@ from .load import Data as Data
 from .load import load_data as load_data
 from .load import load_split as load_split
 from .load import unanswerable as unanswerable
-from .question_lines import READERS as READERS
 from .question_lines import Row as Row
 from .question_lines import register_reader as register_reader
 from .settings import ATLAS as ATLAS
-from .settings import DATA_BLOCK as DATA_BLOCK
 from .settings import OWN_SOURCES as OWN_SOURCES
 from .settings import AtlasSettings as AtlasSettings
 from .settings import DataBlock as DataBlock
 from .settings import DataSettings as DataSettings
 from .settings import SetSettings as SetSettings
 from .settings import Split as Split
-from .splits import folded_question as folded_question
 from .splits import repeated_questions as repeated_questions

@@ -18,7 +18,7 @@ from .documents import (
     reject_format,
 )
 from .files import Raw, existing, in_composed_form, kind_of, read_rows
-from .question_lines import content_id, first_words
+from .question_lines import content_id, first_words, number_as_text, unset_as_none
 
 _IDS = (
     *("id", "_id", "docid", "doc_id", "pid", "passage_id", "document_id", "chunk_id"),
@@ -140,7 +140,7 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
     Raises:
         ValueError: If a field is of the wrong type or empty.
     """
-    name = next((_text(raw, key) for key in _IDS if not _is_unset(raw.get(key))), None)
+    name = next((_text(raw, key) for key in _IDS if unset_as_none(raw.get(key)) is not None), None)
     if "contents" in raw and "text" not in raw:
         contents = _text(raw, "contents")
         title, line_break, text = contents.partition("\n")
@@ -160,15 +160,8 @@ def _passages_of(file: str, raw: Raw, passage_words: int) -> Iterable[Passage]:
     return cut(name or f"{file}-{content_id(text)}", title, text, passage_words)
 
 
-def _is_unset(value: Any) -> bool:
-    """Returns whether a cell of a table is empty: None, an empty text, or NaN."""
-    return value is None or value == "" or value != value  # noqa: PLR0124
-
-
 def _text(raw: Raw, key: str) -> str:
-    value: Any = raw.get(key)
-    if key in _IDS and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    value: Any = number_as_text(raw.get(key)) if key in _IDS else raw.get(key)
     if key not in raw:
         raise ValueError(f"lacks the field {key!r}")
     if not isinstance(value, str):

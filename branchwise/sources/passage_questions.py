@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from branchwise.base import describe_errors
+from branchwise.base import comparable, describe_errors
 from branchwise.types import Question
 
 from .gold import CLOSED_ANSWERS, title_key
@@ -25,7 +25,7 @@ from .question_lines import (
     paragraph,
     with_answers,
 )
-from .splits import folded_question, split_of
+from .splits import split_of
 
 _MRQA_TITLE = re.compile(r"\[TLE\]\s*(.*?)\s*\[(?:SEP|PAR|DOC)\]", re.DOTALL)
 _MRQA_MARK = re.compile(
@@ -115,7 +115,7 @@ class ReadingRow(Row):
             answerable=not self.is_impossible,
             supporting_titles=() if self.is_impossible else (title,),
             paragraphs=(paragraph(title, self.passage, not self.is_impossible),),
-            split=split_of(title_key(own_title) if own_title else folded_question(self.passage)),
+            split=split_of(title_key(own_title) if own_title else comparable(self.passage)),
             licence=self.licence,
             extra=self.others(),
         )

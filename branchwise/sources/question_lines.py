@@ -31,7 +31,7 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _number_as_text(value: Any) -> Any:
+def number_as_text(value: Any) -> Any:
     """Returns a number as text; tables export the id 4 and the year 1990 as 4.0 and 1990.0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
@@ -46,7 +46,7 @@ _PLACEHOLDERS = frozenset({"<unk>", "No Answer Present."})
 """What TriviaQA's test set and MS MARCO have instead of an answer."""
 
 
-def _unset_as_none(value: Any) -> Any:
+def unset_as_none(value: Any) -> Any:
     """Returns None for an empty cell of a table: an empty text, or NaN."""
     return None if value == "" or value != value else value  # noqa: PLR0124
 
@@ -112,12 +112,12 @@ def _parts(value: Any) -> list[Any]:
         return list(_as_texts(value))
     if isinstance(value, bool):
         return ["yes" if value else "no"]
-    return [] if value is None else [_number_as_text(value)]
+    return [] if value is None else [number_as_text(value)]
 
 
 def _as_list(value: Any) -> Any:
     """Returns a list of names from a list, a JSON list as text, or one name; [] if unset."""
-    texts = _as_texts(_unset_as_none(value))
+    texts = _as_texts(unset_as_none(value))
     return [text for text in texts if text != ""] if isinstance(texts, list) else texts
 
 
@@ -126,9 +126,9 @@ def _no_blanks(texts: list[str]) -> list[str]:
 
 
 Text = Annotated[str, AfterValidator(_not_blank)]
-Identifier = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_not_blank)]
-OptionalIdentifier = Annotated[Identifier | None, BeforeValidator(_unset_as_none)]
-OptionalText = Annotated[str | None, BeforeValidator(_unset_as_none)]
+Identifier = Annotated[str, BeforeValidator(number_as_text), AfterValidator(_not_blank)]
+OptionalIdentifier = Annotated[Identifier | None, BeforeValidator(unset_as_none)]
+OptionalText = Annotated[str | None, BeforeValidator(unset_as_none)]
 Hops = Annotated[
     Annotated[int, Field(ge=1, le=32_767)] | None, BeforeValidator(_whole), Field(default=None)
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from branchwise.base import ConfigError, Faults
+from branchwise.base import ConfigError, Faults, comparable
 from branchwise.types import Question
 
 from .files import Placed, Raw, existing, hub_rows, in_composed_form, read_rows
@@ -14,7 +14,7 @@ from .musique import MusiqueRow
 from .open_domain import BamboogleRow, NqRow, PlainRow, PopRow
 from .passage_questions import ReadingRow
 from .question_lines import READERS, Row, distinct
-from .splits import folded_question, split_of
+from .splits import split_of
 from .strategyqa import StrategyRow
 
 for _source, _forms in {
@@ -102,7 +102,7 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
             faults.add(place, str(error))
             continue
         # Set here: a second pass would have the whole set in memory twice.
-        split = question.split or split_of(folded_question(question.question))
+        split = question.split or split_of(comparable(question.question))
         licence = question.licence or LICENCES.get(source)
         values = {**dict(question), "split": split, "licence": licence}
         # One shared set of field names; a separate one takes a third of a question's memory.

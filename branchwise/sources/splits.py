@@ -17,11 +17,6 @@ def hashed(*parts: object) -> int:
     return number_of("\x1f".join(map(str, parts)))
 
 
-def folded_question(text: str) -> str:
-    """Returns the form in which questions are compared, to find duplicates with other ids."""
-    return comparable(text)
-
-
 def split_of(key: str) -> Split:
     """Returns the split of a key (see `SHARES`)."""
     place = hashed("part", key) % 100
@@ -44,10 +39,10 @@ def repeated_questions(questions: Iterable[Question], past: Iterable[Question]) 
     for question in past:
         if question.source not in {"jsonl", "hub", "flashrag"}:
             ids.add((question.source, question.id))
-        passages[folded_question(question.question)].add(_passage(question))
+        passages[comparable(question.question)].add(_passage(question))
 
     def is_known(question: Question) -> bool:
-        same_text = passages.get(folded_question(question.question), set())
+        same_text = passages.get(comparable(question.question), set())
         passage = _passage(question)
         return (question.source, question.id) in ids or bool(
             same_text & {passage, None} if passage else same_text

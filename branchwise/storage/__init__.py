@@ -1,7 +1,4 @@
-"""The call ledger, parquet parts with a manifest, caches and DuckDB views.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""The call ledger, parquet parts with a manifest, caches and DuckDB views."""
 
 import lazy_loader
 

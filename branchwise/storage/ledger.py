@@ -18,13 +18,7 @@ from typing import Any, Self
 
 from branchwise.base import RunLock, StorageError, lock_path, make_folder, sync
 
-from .ledger_check import (
-    LEDGER_VERSION,
-    DamagedRow,
-    check_schema,
-    damaged,
-    read_rows,
-)
+from .ledger_check import LEDGER_VERSION, DamagedRow, check_schema, damaged, read_rows
 from .ledger_mark import lost_calls, write_mark
 from .ledger_rows import (
     CALL_COLUMNS,

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,13 +13,7 @@ import pyarrow.dataset as ds
 
 from branchwise.base import ConfigError, StorageError
 
-from .manifest import (
-    DAMAGED,
-    Manifest,
-    load_manifest,
-    problem_of,
-    verify_manifest,
-)
+from .manifest import DAMAGED, Manifest, load_manifest, problem_of, verify_manifest
 from .parts import TRAINED
 from .schemas import SCHEMAS
 
@@ -84,18 +77,6 @@ def connect(run: Path, label: str | None = None) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def run_sql(run: Path, sql: str) -> QueryResult:
-    """Runs one query on a run's views (see `connect`) and returns all rows.
-
-    Raises:
-        ConfigError: If the query is empty, or DuckDB refused it; the message gives the position.
-        StorageError: See `connect`.
-    """
-    with connect(run) as connection:
-        parts = list(query(connection, run, sql))
-    return QueryResult(parts[0].columns, tuple(chain.from_iterable(part.rows for part in parts)))
-
-
 def view_table(run: Path, view: str, label: str | None = None) -> pa.Table:
     """Returns all rows of a view (see `connect`), with the column types of its table.
 
@@ -111,9 +92,9 @@ def view_table(run: Path, view: str, label: str | None = None) -> pa.Table:
 
 
 def sql_table(run: Path, sql: str, label: str | None = None) -> pa.Table:
-    """Runs one query on a run's views and returns the result as an Arrow table.
+    """Runs one query on a run's views (see `connect`); returns the result as an Arrow table.
 
-    Raises as `run_sql`.
+    Raises as `query`.
     """
     with connect(run, label) as connection, _query_errors(run):
         result: pa.Table = _not_empty(connection.sql(sql)).to_arrow_table()
@@ -121,10 +102,14 @@ def sql_table(run: Path, sql: str, label: str | None = None) -> pa.Table:
 
 
 def query(connection: duckdb.DuckDBPyConnection, run: Path, sql: str) -> Iterator[QueryResult]:
-    """Runs one query on an open connection to the run's views. Raises as `run_sql`.
+    """Runs one query on an open connection to the run's views.
 
     Yields:
         Parts of the result, each of at most `PART_ROWS` rows. At least one, which may be empty.
+
+    Raises:
+        ConfigError: If the query is empty, or DuckDB refused it; the message gives the position.
+        StorageError: If a part is missing or damaged.
     """
     with _query_errors(run):
         cursor = _not_empty(connection.execute(sql))

@@ -1,7 +1,4 @@
-"""Models on disk: policy folders, adapters, hub, GGUF, chat templates.
-
-`__init__.pyi` lists what other rooms import from here; a name is loaded when it is first used.
-"""
+"""Models on disk: policy folders, adapters, hub, GGUF, chat templates."""
 
 import lazy_loader
 

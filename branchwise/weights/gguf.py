@@ -47,11 +47,7 @@ def rewrite_gguf(source: Path, target: Path, precision: Precision, digest: str =
 
 
 def export_gguf(
-    model: Any,
-    tokenizer_source: Path,
-    target: Path,
-    precision: Precision,
-    digest: str = "",
+    model: Any, tokenizer_source: Path, target: Path, precision: Precision, digest: str = ""
 ) -> None:
     """Writes a transformers model as GGUF.
 

@@ -26,12 +26,7 @@ from typing import Any
 from branchwise.base import ConfigError, object_inside
 
 from .adapters import WEIGHTS as _ADAPTER_WEIGHTS
-from .adapters import (
-    adapter_config,
-    check_adapter,
-    load_tensors,
-    recorded_digests,
-)
+from .adapters import adapter_config, check_adapter, load_tensors, recorded_digests
 from .hub import HUB, hub_folder
 from .model_folders import (
     ADAPTER_CONFIG,

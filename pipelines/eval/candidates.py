@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from branchwise.agent import protocol_of
-from branchwise.base import digest_of
+from branchwise.base import comparable, digest_of
 from branchwise.engines import Capabilities, Engine, NoCallEngine, model_digest
 from branchwise.evaluation import (
     BASELINES,
@@ -30,7 +30,7 @@ from branchwise.runs import (
     attempt_each,
     data_settings,
 )
-from branchwise.sources import Data, folded_question, load_split
+from branchwise.sources import Data, load_split
 from branchwise.storage import Ledger
 from branchwise.types import Question
 
@@ -107,11 +107,11 @@ def _deciding(policy: PolicyUnderTest, recipe: Recipe) -> dict[str, Any]:
 
 
 def _other_questions(recipe: Recipe, data: Data) -> Iterator[Question]:
-    evaluated = {folded_question(question.question) for question in data.questions}
+    evaluated = {comparable(question.question) for question in data.questions}
     has_other_set = recipe.evaluation.set is not None or recipe.evaluation.mix
     settings = recipe.data if has_other_set else data_settings(recipe)
     trained = load_split(settings, "train", recipe.seed)
-    return (q for q in trained if folded_question(q.question) not in evaluated)
+    return (q for q in trained if comparable(q.question) not in evaluated)
 
 
 @dataclass(frozen=True)

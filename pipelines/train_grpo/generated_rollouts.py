@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Protocol, Self
 
 from branchwise.agent import Environment, Trajectory, protocol_of
-from branchwise.base import BranchwiseError, BudgetExceeded, TrainingError
+from branchwise.base import BranchwiseError, BudgetExceeded, TrainingError, known_mean
 from branchwise.engines import Engine, LedgeredEngine, Sampling
 from branchwise.evaluation import score_trajectory
 from branchwise.rewards import Outcome
@@ -270,31 +270,26 @@ def _metrics(finished: Sequence[ScoredRollout]) -> BatchMetrics:
     rows = [scored.row for scored in finished]
     names = dict.fromkeys(name for scored in finished for name in scored.outcome.components)
     components = {
-        name: _mean(scored.outcome.components.get(name) for scored in finished) for name in names
+        name: known_mean(scored.outcome.components.get(name) for scored in finished)
+        for name in names
     }
     endings = Counter(row.stop_reason for row in rows)
     return BatchMetrics(
         rollouts=float(len(finished)),
-        reward=_mean(scored.rollout.reward for scored in finished),
+        reward=known_mean(scored.rollout.reward for scored in finished),
         components={name: mean for name, mean in components.items() if mean is not None},
-        em=_mean(row.em for row in rows),
-        f1=_mean(row.f1 for row in rows),
-        answer_rate=_mean(bool(row.prediction) for row in rows),
-        format_ok=_mean(row.format_ok for row in rows),
-        policy_tokens=_mean(scored.rollout.sampled for scored in finished),
-        total_tokens=_mean(row.turn_tokens or row.input_tokens for row in rows),
-        calls=_mean(row.steps for row in rows),
-        retrievals=_mean(
+        em=known_mean(row.em for row in rows),
+        f1=known_mean(row.f1 for row in rows),
+        answer_rate=known_mean(bool(row.prediction) for row in rows),
+        format_ok=known_mean(row.format_ok for row in rows),
+        policy_tokens=known_mean(scored.rollout.sampled for scored in finished),
+        total_tokens=known_mean(row.turn_tokens or row.input_tokens for row in rows),
+        calls=known_mean(row.steps for row in rows),
+        retrievals=known_mean(
             row.searches if row.retrievals is None else row.retrievals for row in rows
         ),
-        valid_searches=_mean(row.valid_searches for row in rows),
-        evaluated=_mean(row.evaluated for row in rows),
-        copied=_mean(row.copied for row in rows),
+        valid_searches=known_mean(row.valid_searches for row in rows),
+        evaluated=known_mean(row.evaluated for row in rows),
+        copied=known_mean(row.copied for row in rows),
         endings={reason: count / len(rows) for reason, count in sorted(endings.items())},
     )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the known values, or None if there are none."""
-    numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None

@@ -8,18 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from branchwise.analysis import (
-    Interval,
-    crossed_bootstrap,
-    holm,
-    interval,
-    permutation_p,
-    relative_saving,
-)
+from branchwise.analysis import Interval, crossed_bootstrap, interval
 from branchwise.base import NONE, Sheet, number, percent
 from branchwise.types import Prediction
 
 from ..arms import EvaluatedArm
+from ..significance import holm, permutation_p, relative_saving
 from ..study_tables import (
     PAPER,
     Claim,

@@ -22,13 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from branchwise.analysis import (
-    ASSUMED_OVERLAP,
-    COMPARISONS,
-    Effect,
-    counts,
-    simulate_suppression,
-)
+from branchwise.analysis import ASSUMED_OVERLAP, COMPARISONS, Effect, counts, simulate_suppression
 from branchwise.base import NONE, Sheet, atomic_write_text
 from branchwise.rewards import EvoRagSettings, query_similarity
 from branchwise.runs import (

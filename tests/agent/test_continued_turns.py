@@ -17,8 +17,7 @@ from branchwise.annotation.records import Provenance, tree_rows
 from branchwise.base.errors import EndpointError
 from branchwise.engines.sampling import Sampling
 from branchwise.mcts import TreeSettings
-from branchwise.rewards.labels import Label
-from branchwise.rewards.outcome import Outcome
+from branchwise.rewards.outcome import Label, Outcome
 from branchwise.rewards.scheme import NodeEvaluation, RewardScheme
 from branchwise.types import Message, Passage, Question, RetrievedPassage
 

@@ -21,6 +21,7 @@ from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling
 from branchwise.engines.settings import JudgeSettings
 from branchwise.mcts import SEARCH_SETTINGS, TreeSettings
 from branchwise.rewards.scheme import NodeEvaluation
+from branchwise.rewards.spre import Spre
 from branchwise.runs.recipe import Recipe
 from branchwise.types import Question
 
@@ -164,3 +165,17 @@ async def test_a_final_answer_is_valued_by_its_outcome_or_by_the_judge(terminals
     rows = tree_rows(question, tree, PROVENANCE)
     labels = recipe.scheme.labels(question, rows, [node.state for node in tree.tree.nodes])
     assert labels[1].reward == pytest.approx(worth)
+
+
+async def test_a_rescored_answer_keeps_the_verdict_of_its_outcome() -> None:
+    class Verified(Spre):
+        async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
+            return NodeEvaluation(1.0, verdict=True)
+
+    scheme = Verified(Recipe(name="x"))
+    engine = ScriptedEngine(lambda _: "<answer>Paris</answer>", capabilities=Capabilities())
+    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
+    search = TreeSettings(iterations=1)
+    judge = ConstantJudge(terminals=True)
+    tree = await grow(a_question(), environment, judge, search, scheme, Sampling())
+    assert tree.evaluations == {1: NodeEvaluation(0.5, judge_score=0.5, verdict=True)}

@@ -9,13 +9,12 @@ import pytest
 from sample_records import a_node, a_question
 
 from branchwise.agent.state import Action, State, Step
-from branchwise.annotation.evaluators import rescored
-from branchwise.annotation.model_scores import RewardModelEvaluator, node_scores
+from branchwise.annotation.evaluators import RewardModelEvaluator
+from branchwise.annotation.labelling import node_scores
 from branchwise.annotation.pairs import SCORE, sibling_pairs
 from branchwise.annotation.settings import PairSettings
 from branchwise.modeling.embedding import Prefix
-from branchwise.rewards.labels import Label
-from branchwise.rewards.scheme import NodeEvaluation
+from branchwise.rewards.outcome import Label
 from branchwise.types import Message, TreeNode
 
 QUESTION = a_question()
@@ -50,12 +49,10 @@ def after(*texts: str) -> State:
 async def test_a_node_is_valued_by_the_score_of_its_last_step() -> None:
     model: Any = Model(a=0.5, end=-2.0, long=None)
     evaluator = RewardModelEvaluator(model, prompt)
-    earned = NodeEvaluation(9.0, verdict=True)
     inner = await evaluator.evaluate(QUESTION, after("a"), "0")
-    end = await rescored(evaluator, earned, QUESTION, after("a", "end"), "0/0")
+    end = await evaluator.evaluate(QUESTION, after("a", "end"), "0/0")
     assert (inner.value, end.value) == (0.5, -2.0)
     assert model.shown == [("Where? after 0", "a", 0), ("Where? after 1", "end", 1)]
-    assert end.verdict, "the verdict should be kept for the labels"
     long = await evaluator.evaluate(QUESTION, after("long"), "0")
     assert (long.value, long.unscored) == (None, "longer than the reward model reads")
 

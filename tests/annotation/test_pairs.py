@@ -9,7 +9,7 @@ from sample_records import a_node
 
 from branchwise.annotation.pairs import SiblingPair, sibling_pairs
 from branchwise.annotation.settings import PairSettings
-from branchwise.rewards.labels import Label
+from branchwise.rewards.outcome import Label
 from branchwise.types import TreeNode
 
 

@@ -22,7 +22,7 @@ from branchwise.engines.sampling import Capabilities, SampleRequest, Sampling
 from branchwise.mcts import SEARCH_SETTINGS
 from branchwise.rewards.evo_rag.returns import label_returns
 from branchwise.rewards.evo_rag.scheme import EvoRagRewards
-from branchwise.rewards.labels import Label
+from branchwise.rewards.outcome import Label
 from branchwise.rewards.scheme import RewardScheme
 from branchwise.runs.recipe import Recipe
 from branchwise.storage.schemas import rows_to_table, schema_of, table_to_records

@@ -12,12 +12,7 @@ from branchwise.agent.protocols import protocol_of
 from branchwise.base.errors import RetrievalError
 from branchwise.engines.sampling import SampleRequest, Sampling, Usage
 from branchwise.evaluation.answering import Answerer
-from branchwise.evaluation.baselines import (
-    BASELINES,
-    Material,
-    majority_answers,
-    supporting,
-)
+from branchwise.evaluation.baselines import BASELINES, Material, majority_answers, supporting
 from branchwise.types import Paragraph, Passage, Prediction, Question, RetrievedPassage
 
 CORPUS = {

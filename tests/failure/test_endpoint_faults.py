@@ -12,16 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from command_line import branchwise
-from fake_endpoint import (
-    FakeEndpoint,
-    Reply,
-    Script,
-    failure,
-    hanging,
-    reset,
-    stalled,
-    truncated,
-)
+from fake_endpoint import FakeEndpoint, Reply, Script, failure, hanging, reset, stalled, truncated
 from loopback import serving
 from tiny_dataset import policy, recipe
 

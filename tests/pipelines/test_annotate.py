@@ -10,13 +10,12 @@ import yaml
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
-from stored_rows import nodes_of, pairs_of
+from stored_rows import nodes_of, pairs_of, run_sql
 from tiny_dataset import policy, recipe
 
 from branchwise.storage.ledger import Ledger
 from branchwise.storage.manifest import verify_manifest
 from branchwise.storage.parts import question_ids, read_parts
-from branchwise.storage.views import run_sql
 from branchwise.types import Pair, TreeNode
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -9,12 +9,12 @@ import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
+from stored_rows import run_sql
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from branchwise.report.facts import evaluations
 from branchwise.storage.parts import read_parts
 from branchwise.storage.schemas import table_to_records
-from branchwise.storage.views import run_sql
 from branchwise.types import Prediction
 
 POLICIES = {"first": "policy", "second": "other"}

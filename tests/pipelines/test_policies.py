@@ -12,7 +12,7 @@ from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from branchwise.base.errors import ConfigError
-from branchwise.evaluation.policy_under_test import PolicyUnderTest
+from branchwise.evaluation.answering import PolicyUnderTest
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe
 from branchwise.storage.parts import read_parts

@@ -14,12 +14,7 @@ from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine, spelt
 
 from branchwise.agent.search_loop import CORRECTION
-from branchwise.base.errors import (
-    BudgetExceeded,
-    EndpointError,
-    RetrievalError,
-    TrainingError,
-)
+from branchwise.base.errors import BudgetExceeded, EndpointError, RetrievalError, TrainingError
 from branchwise.engines.sampling import Capabilities, SampleRequest
 from branchwise.pipelines.train_grpo.generated_rollouts import Rollouts
 from branchwise.pipelines.train_grpo.planned_trainings import rollout_recipe

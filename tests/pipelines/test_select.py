@@ -9,6 +9,7 @@ import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
+from stored_rows import run_sql
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from branchwise.analysis.difficulty import difficulty_of
@@ -18,7 +19,6 @@ from branchwise.sources.load import load_data
 from branchwise.storage.ledger import Ledger
 from branchwise.storage.parts import read_parts
 from branchwise.storage.schemas import table_to_records
-from branchwise.storage.views import run_sql
 from branchwise.types import Difficulty, Failure, Question
 
 READER = {"model": "policy", "agent": {"protocol": "arena"}}

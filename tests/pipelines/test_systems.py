@@ -18,8 +18,7 @@ from tiny_dataset import PASSAGES, QUESTIONS, recipe
 from branchwise.agent.protocol import PROTOCOLS, AgentProtocol
 from branchwise.agent.state import Action, State
 from branchwise.agent.tags import parse_tag
-from branchwise.rewards.labels import Label
-from branchwise.rewards.outcome import Outcome
+from branchwise.rewards.outcome import Label, Outcome
 from branchwise.rewards.scheme import SCHEMES, RewardScheme
 from branchwise.rewards.settings import SchemeSettings
 from branchwise.storage.parts import read_parts

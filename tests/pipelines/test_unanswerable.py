@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from command_line import branchwise
 from loopback import serving
+from stored_rows import run_sql
 from tiny_dataset import QUESTIONS, recipe
-
-from branchwise.storage.views import run_sql
 
 UNKNOWN = [
     {"id": f"u{n}", "question": text, "answers": [], "answerable": False}

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from report_run import HOSTILE, a_run_with_report
 from sample_records import a_node
+from stored_rows import run_sql
 from tiny_dataset import QUESTIONS
 
 from branchwise.report.facts import distributions, trainings
 from branchwise.storage.manifest import add_parts, load_manifest
 from branchwise.storage.parts import write_part
 from branchwise.storage.schemas import TREES, rows_to_table
-from branchwise.storage.views import run_sql
 
 
 @pytest.fixture(scope="module")

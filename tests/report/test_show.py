@@ -5,10 +5,11 @@ from pathlib import Path
 import networkx
 import pytest
 from report_run import HOSTILE, a_run_with_report
+from stored_rows import run_sql
 
 from branchwise.base.errors import ConfigError
 from branchwise.cli.command_line import parser, run_stage
-from branchwise.storage.views import connect, rows_of, run_sql, tree_graph
+from branchwise.storage.views import connect, rows_of, tree_graph
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from branchwise.agent.state import Step
 from branchwise.rewards.evo_rag.returns import label_returns
 from branchwise.rewards.evo_rag.steps import EpisodeRewards, Gold
-from branchwise.rewards.labels import Label, gap
+from branchwise.rewards.outcome import Label, gap
 from branchwise.rewards.settings import REWARDS
 from branchwise.types import Component
 

@@ -18,7 +18,7 @@ from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe, write_rows
 
 from branchwise.agent.protocol import PROTOCOLS
 from branchwise.base.errors import ConfigError
-from branchwise.base.named_block import NamedBlock, named_block
+from branchwise.base.settings import NamedBlock, named_block
 from branchwise.mcts import ChainSettings, TreeSettings
 from branchwise.runs.recipe import Recipe
 from branchwise.runs.recipe_file import load_recipe

@@ -10,13 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from branchwise.runs.recipe import LimitSettings
-from branchwise.runs.stage import (
-    INTERRUPTED,
-    STOPPING,
-    Gate,
-    call_outside_loop,
-    on_stop_signal,
-)
+from branchwise.runs.stage import INTERRUPTED, STOPPING, Gate, call_outside_loop, on_stop_signal
 
 
 def test_the_first_signal_closes_the_gate_and_the_second_aborts() -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 import duckdb
 import pytest
 from sample_records import a_node, a_pair, a_question
+from stored_rows import run_sql
 
 from branchwise.base.errors import ConfigError, StorageError
 from branchwise.base.memory import out_of_memory_message
 from branchwise.storage.manifest import add_parts
 from branchwise.storage.parts import write_part
 from branchwise.storage.schemas import PAIRS, QUESTIONS, TREES, rows_to_table
-from branchwise.storage.views import PART_ROWS, canned_queries, connect, query, run_sql
+from branchwise.storage.views import PART_ROWS, canned_queries, connect, query
 
 
 @pytest.fixture

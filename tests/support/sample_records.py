@@ -4,15 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from branchwise.storage.ledger_rows import Call
-from branchwise.types import (
-    Component,
-    Message,
-    Pair,
-    Prediction,
-    Question,
-    Rollout,
-    TreeNode,
-)
+from branchwise.types import Component, Message, Pair, Prediction, Question, Rollout, TreeNode
 
 
 def a_question(**changes: Any) -> Question:

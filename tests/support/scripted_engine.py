@@ -5,13 +5,7 @@ from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Self
 
-from branchwise.engines.sampling import (
-    Capabilities,
-    Completion,
-    FinishReason,
-    SampleRequest,
-    Usage,
-)
+from branchwise.engines.sampling import Capabilities, Completion, FinishReason, SampleRequest, Usage
 from branchwise.types import RetrievedPassage
 
 

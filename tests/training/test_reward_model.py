@@ -14,7 +14,7 @@ import torch
 from branchwise.base.errors import ConfigError
 from branchwise.modeling.embedding import Prefix
 from branchwise.rewards.evo_rag.schedule import weights
-from branchwise.rewards.labels import Label
+from branchwise.rewards.outcome import Label
 from branchwise.rewards.reward_model.heads import Heads
 from branchwise.rewards.reward_model.model import read_record
 from branchwise.rewards.settings import REWARDS, EvoRagSettings

@@ -26,14 +26,8 @@ from branchwise.modeling import prefix_batches
 from ..packing import StepTokens, read_steps, token_logps, tokens_read
 from ..training_run import TrainingRun
 from .batch_metrics import BatchMetrics
-from .loss import (
-    TokenMeans,
-    advantages_of,
-    clipped_loss,
-    divergence,
-    is_clipped,
-)
-from .rollouts import RolloutSource, TrainingRollout, TrainingRow, rows_of, sample_rows
+from .loss import TokenMeans, advantages_of, clipped_loss, divergence, is_clipped
+from .rollouts import RolloutSource, TrainingRow, rows_of, sample_rows
 
 MAX_CONSECUTIVE_NONFINITE = 3
 """Consecutive updates without a finite loss and gradient that stop the training."""
@@ -94,8 +88,9 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
         rollouts = advantages_of(batch.groups, settings, log_ratios)
         random.Random(f"updates:{self.seed}:{number}").shuffle(rollouts)
         parts = [rollouts[start :: settings.updates] for start in range(settings.updates)]
-        rows = [self._rows(part) for part in parts]
-        fitting = [list(filter(self._fits, part)) for part in rows]
+        has_kl = settings.beta > 0 and settings.kl_in == "loss"
+        rows = [rows_of(part, aggregation=settings.aggregation, has_kl=has_kl) for part in parts]
+        fitting = [[r for r in part if len(r.tokens.whole) <= settings.max_length] for part in rows]
         self.updates = [
             sample_rows(part, settings.max_tokens, f"rows:{self.seed}:{number}:{n}")
             for n, part in enumerate(fitting)
@@ -126,14 +121,6 @@ class GrpoTrainer(Trainer):  # type: ignore[misc]
                 "does not punish a missing answer, it may be learning not to answer"
             )
             self.warned = True
-
-    def _rows(self, rollouts: Sequence[tuple[TrainingRollout, list[float]]]) -> list[TrainingRow]:
-        settings = self.settings
-        has_kl = settings.beta > 0 and settings.kl_in == "loss"
-        return rows_of(rollouts, aggregation=settings.aggregation, has_kl=has_kl)
-
-    def _fits(self, row: TrainingRow) -> bool:
-        return len(row.tokens.whole) <= self.settings.max_length
 
     def _compute_logps(self) -> None:
         """Computes log-probabilities under policy and start before the first update, if needed."""

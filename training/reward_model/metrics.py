@@ -6,12 +6,12 @@ distinguish long texts from short ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from branchwise.base import known_mean
 from branchwise.rewards import Array, Heads, Weights
 
 from ..settings import RewardModelSettings
@@ -57,8 +57,7 @@ class ModelMetrics:
     @property
     def loss(self) -> float | None:
         """Mean over the heads that have pairs (the paper's validation loss)."""
-        losses = [head.loss for head in self.heads if head.loss is not None]
-        return fmean(losses) if losses else None
+        return known_mean(head.loss for head in self.heads)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the entry of `metrics.json`."""

@@ -31,13 +31,7 @@ from branchwise.weights import TRAINING_RECORD
 
 from ..examples import filter_by_length
 from ..settings import RewardModelSettings
-from .comparisons import (
-    SiblingComparison,
-    head_names,
-    orders,
-    places,
-    split_questions,
-)
+from .comparisons import SiblingComparison, head_names, orders, places, split_questions
 from .metrics import ModelMetrics, Steps, measure
 
 METRICS = "metrics.json"

@@ -183,8 +183,4 @@ def register_walk(protocol: str) -> Callable[[WalkFunction], WalkFunction]:
     Args:
         protocol: Name of the protocol.
     """
-
-    def register(walk: WalkFunction) -> WalkFunction:
-        return WALKS.add(protocol, walk, walk.__module__)
-
-    return register
+    return WALKS.named(protocol)

@@ -6,14 +6,16 @@ Every row stores the hash of its prompts.
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 
 
-def load_prompts(folder: str) -> dict[str, str]:
-    """Returns the prompts of `folder` by file name without its ending, stripped."""
+@cache
+def load_prompts(folder: str, package: str = __name__) -> dict[str, str]:
+    """Returns the prompts of a package's folder by file name without its ending, stripped."""
     prompts = {
         entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8").strip()
-        for entry in files(__name__).joinpath(folder).iterdir()
+        for entry in files(package).joinpath(folder).iterdir()
         if entry.name.endswith(".txt")
     }
     return dict(sorted(prompts.items()))

@@ -198,12 +198,7 @@ class OpenVINOEngine:
         return output, str(self._tokenizer.decode(output.generated_ids, skip_special_tokens=True))
 
     def _completion(
-        self,
-        request: SampleRequest,
-        prompt: list[int],
-        output: Any,
-        written: str,
-        latency_s: float,
+        self, request: SampleRequest, prompt: list[int], output: Any, written: str, latency_s: float
     ) -> Completion:
         ids = [int(i) for i in output.generated_ids]
         logprobs: tuple[float, ...] | None = tuple(output.generated_log_probs)

@@ -26,14 +26,7 @@ from ..sampling import (
     derived_seed,
 )
 from ..settings import ModelSettings, RequestSettings
-from .chat import (
-    REGEX_FORMS,
-    TEMPLATE_FORMS,
-    StructuredForm,
-    chat_body,
-    ids_body,
-    prompt_parts,
-)
+from .chat import REGEX_FORMS, TEMPLATE_FORMS, StructuredForm, chat_body, ids_body, prompt_parts
 from .client import checked_url, endpoint_digest, key_variables, new_client, secrets_of
 from .endpoint_errors import ForbiddenError, RefusedRequest, to_endpoint_error
 from .remedies import find_settings
@@ -48,14 +41,7 @@ from .replies import (
     read_reply,
 )
 from .retry import RetryPolicy, once
-from .servers import (
-    ServerFacts,
-    combined,
-    constraint_form,
-    read_models,
-    request_shape,
-    server_kind,
-)
+from .servers import ServerFacts, combined, constraint_form, read_models, request_shape, server_kind
 from .traffic import RequestScheduler, traffic_to
 from .usage import TokenCounter
 

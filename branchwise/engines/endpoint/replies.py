@@ -8,13 +8,7 @@ from branchwise.base import EndpointError, TokenDrift, replace_surrogates
 
 from ..reasoning import split_reasoning
 from ..sampling import Completion, FinishReason, SampleRequest, Usage
-from .usage import (
-    SMALLEST_CONTEXT,
-    TokenCounter,
-    cached_tokens,
-    least_prompt_tokens,
-    usage_of,
-)
+from .usage import SMALLEST_CONTEXT, TokenCounter, cached_tokens, least_prompt_tokens, usage_of
 
 ReasoningRule = Literal["drop", "reply", "keep"]
 """How a reply is separated from its reasoning (`engines.settings.ModelSettings.reasoning`)."""

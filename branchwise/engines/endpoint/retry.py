@@ -84,10 +84,7 @@ class TransientError(Exception):
     """
 
     def __init__(
-        self,
-        error: EndpointError,
-        kind: FaultKind = "trouble",
-        retry_after_s: float | None = None,
+        self, error: EndpointError, kind: FaultKind = "trouble", retry_after_s: float | None = None
     ) -> None:
         super().__init__(str(error))
         self.error = error

@@ -29,11 +29,7 @@ END_TOKENS = 1
 
 
 def usage_of(
-    reported: Any,
-    request: SampleRequest,
-    text: str,
-    finish: FinishReason,
-    counter: "TokenCounter",
+    reported: Any, request: SampleRequest, text: str, finish: FinishReason, counter: "TokenCounter"
 ) -> Usage:
     """Returns the usage of a call; `counter` replaces unusable entries of `reported`.
 

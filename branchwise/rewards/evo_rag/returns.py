@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from branchwise.agent import State
 from branchwise.types import NO_PARENT, Component, TreeNode
 
-from ..labels import Label
+from ..outcome import Label
 from .steps import EpisodeRewards, Gold, Rewards
 
 RETURN = "_return"
@@ -23,10 +23,7 @@ RETURN = "_return"
 
 
 def label_returns(
-    nodes: Sequence[TreeNode],
-    states: Sequence[State],
-    gold: Gold,
-    rewards: EpisodeRewards,
+    nodes: Sequence[TreeNode], states: Sequence[State], gold: Gold, rewards: EpisodeRewards
 ) -> list[Label]:
     """Labels every node of one tree with its return.
 

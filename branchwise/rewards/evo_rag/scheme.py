@@ -8,8 +8,7 @@ from branchwise.base import digest_of
 from branchwise.retrieval import QuerySimilarity
 from branchwise.types import Question, TreeNode
 
-from ..labels import Label
-from ..outcome import Outcome
+from ..outcome import Label, Outcome
 from ..scheme import NodeEvaluation, RewardScheme, register_reward
 from ..settings import EvoRagSettings
 from ..verifier import judge_evidence, verifier_prompt_hash

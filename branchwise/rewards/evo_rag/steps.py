@@ -129,11 +129,6 @@ def retrieval_action(step: Step, p: float, overlap: float, *, threshold: float =
     return -1.0 if -overlap >= threshold else 0.0
 
 
-def backtrack_penalty(step: Step) -> float:
-    """r_bt = −1[a_t = BACKTRACK]."""
-    return -1.0 if step.action.kind == "backtrack" else 0.0
-
-
 def refusal_reward(
     step: Step, before: StepContext, *, sufficient: bool | None, early_wrong: bool = True
 ) -> float | None:
@@ -214,7 +209,7 @@ class EpisodeRewards:
                 step, before.t / self.horizon, overlap, threshold=settings.overlap_threshold
             ),
             "overlap": overlap,
-            "backtrack": backtrack_penalty(step),
+            "backtrack": -1.0 if step.action.kind == "backtrack" else 0.0,  # r_bt
             "refusal": refusal_reward(
                 step, before, sufficient=sufficient, early_wrong=settings.early_refusal == "wrong"
             ),
