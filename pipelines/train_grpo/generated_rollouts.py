@@ -206,7 +206,8 @@ class Rollouts:
         Raises:
             BudgetExceeded: If the gate closed.
         """
-        at_once = 2 * self.recipe.limits.max_concurrency
+        servers = len(self.recipe.policy.at_each_server)
+        at_once = 2 * servers * self.recipe.limits.max_concurrency
         async for attempted in attempt_each(self.gate.admit(items), work, at_once, progress):
             yield attempted
         if self.gate.closed():
