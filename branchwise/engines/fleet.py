@@ -338,11 +338,17 @@ class FleetEngine:
 
     async def _recover(self, replica: Replica) -> None:
         """Gives a server questions again once it answers with the same model as before."""
+        has_told = False
         for n in itertools.count():
             await asyncio.sleep(min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S))
             try:
                 served = await self._enter(replica)
                 self._check_equal({replica: served})
+            except ConfigError as error:
+                if not has_told:
+                    self._log(f"{replica.name} answers, but gets no questions: {error}")
+                has_told = True
+                continue
             except BranchwiseError:
                 continue
             replica.fault = None

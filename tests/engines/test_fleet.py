@@ -223,7 +223,7 @@ def test_a_server_that_answers_again_gets_questions_again() -> None:
 def test_a_server_that_returns_with_another_model_stays_out() -> None:
     async def run() -> None:
         a, b, _ = three()
-        fleet, _ = fleet_of(a, b)
+        fleet, messages = fleet_of(a, b)
         async with fleet:
             first = asyncio.create_task(answer_all(fleet, 4))
             await asyncio.sleep(1.0)
@@ -233,6 +233,8 @@ def test_a_server_that_returns_with_another_model_stays_out() -> None:
             b.start()
             await asyncio.sleep(300.0)
             assert each_server(fleet) == [a]
+        (told,) = [m for m in messages if "gets no questions" in m]
+        assert "http://b: another template" in told
 
     in_virtual_time(run())
 

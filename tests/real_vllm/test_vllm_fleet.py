@@ -26,7 +26,7 @@ SETTINGS = ModelSettings(
     engine="vllm", model=str(REPOSITORY / "models" / "smollm2-135m-atlas"), replicas=2
 )
 CITIES = ("Lyon", "Osaka", "Lima", "Kyoto", "Perth", "Turin", "Quito", "Porto")
-ENDLESS = Structure("regex", "[a-z ]{300}")
+ENDLESS = Structure("regex", "[a-z ]{2000}")
 CHECK_TIMEOUT_S = 1800.0
 """Anything that takes longer has hung. This is not a limit on speed."""
 
@@ -56,10 +56,10 @@ def test_a_killed_server_costs_only_its_calls_in_progress(
             assert isinstance(victim, VllmEngine)
             assert victim.server is not None
             first = await victim.server.healthy()
-            long = [asking(city, 9, 64, structure=ENDLESS) for city in CITIES]
+            long = [asking(city, 9, 200, structure=ENDLESS) for city in CITIES]
             calls = [asyncio.ensure_future(fleet.sample(request)) for request in long]
-            await fleet.sample(asking("Lyon", 10))
-            assert not any(call.done() for call in calls), "the draws must still be in progress"
+            while victim.in_progress < 4:  # noqa: ASYNC110  (it has no event)
+                await asyncio.sleep(0.01)
             os.kill(first.pid, signal.SIGKILL)
             completions = await asyncio.gather(*calls)
             assert all(completion.text for completion in completions)
